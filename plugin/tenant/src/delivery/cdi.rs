@@ -9,12 +9,13 @@
 //! `/var/run`, the same name must be there again.
 //! Any file there that is not ours by name and content is left alone; each of ours is whole at any time, by rename.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde_json::{Value, json};
 use tessera_config::{Config, DeviceListStrategy, GpuNames};
 use tessera_kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse};
 use tessera_model::allocation_id::AllocationId;
@@ -66,7 +67,7 @@ pub(super) fn add(
     answer.envs.insert(VISIBLE_DEVICES.into(), VOID.into());
 }
 
-pub fn spec(plan: &DeliveryPlan<'_>, config: &Config) -> Spec {
+pub fn spec(plan: &DeliveryPlan<'_>, config: &Config) -> Value {
     let mut env = vec![format!("{VISIBLE_DEVICES}={VOID}")];
     if config.container.inject_env() {
         env.push(format!("LD_PRELOAD={}", layout::CONTAINER_SHIM));
@@ -74,9 +75,7 @@ pub fn spec(plan: &DeliveryPlan<'_>, config: &Config) -> Spec {
     if plan.by_cdi_alone {
         env.extend(variables(config));
     }
-    let device_nodes = device_nodes(&plan.parts, config);
-    let mounts = mounts(plan, config).iter().map(Mount::bind).collect();
-    Spec::new(plan.id, ContainerEdits { env, device_nodes, mounts })
+    spec_of(plan.id, env, device_nodes(&plan.parts, config), mounts(plan, config).iter())
 }
 
 /// The name under which a GPU is shown to those that monitor it: no pages, no shim, nothing granted.
@@ -94,102 +93,60 @@ pub fn view_names(gpu: &Gpu, config: &Config) -> Vec<String> {
 }
 
 /// The spec of the sight of a GPU: the driver, and the device where no other spec has it.
-pub fn view_spec(gpu: &Gpu, parts: &Parts, config: &Config) -> Spec {
-    let mounts = parts.libraries.iter().chain(&config.driver.mounts).map(Mount::bind).collect();
+pub fn view_spec(gpu: &Gpu, parts: &Parts, config: &Config) -> Value {
+    let mounts = parts.libraries.iter().chain(&config.driver.mounts);
     let mut env = vec![format!("{VISIBLE_DEVICES}={VOID}")];
     env.extend(variables(config));
-    let device_nodes = device_nodes(parts, config);
-    Spec::new(&view_id(gpu), ContainerEdits { env, device_nodes, mounts })
+    spec_of(&view_id(gpu), env, device_nodes(parts, config), mounts)
 }
 
 fn variables(config: &Config) -> impl Iterator<Item = String> {
     super::driver_env(config).into_iter().map(|(name, value)| format!("{name}={value}"))
 }
 
-fn device_nodes(parts: &Parts, config: &Config) -> Vec<DeviceNode> {
+fn device_nodes(parts: &Parts, config: &Config) -> Vec<Value> {
     let nodes = if config.cdi.gpu_kind.is_none() { parts.nodes.as_slice() } else { &[] };
-    let node = |node: &super::driver::Node| DeviceNode {
-        path: node.container.clone(),
-        host_path: (node.host != node.container).then(|| node.host.clone()),
-        permissions: "rw",
+    let node = |node: &super::driver::Node| {
+        let mut value = json!({ "path": node.container, "permissions": "rw" });
+        if node.host != node.container {
+            value["hostPath"] = json!(node.host);
+        }
+        value
     };
     nodes.iter().map(node).collect()
+}
+
+/// A bind mount, with the options that containerd gives kubelet's mounts.
+fn bind(mount: &tessera_config::Mount) -> Value {
+    let access = if mount.read_only { "ro" } else { "rw" };
+    json!({
+        "hostPath": mount.host.to_string_lossy(),
+        "containerPath": mount.container.to_string_lossy(),
+        "options": ["rbind", "rprivate", access],
+    })
 }
 
 /// The lowest version in which a device's name may begin with a digit, and a node have another path on the host. A runtime
 /// refuses a spec that is newer than itself. (Table "Released versions" of the specification.)
 const VERSION: &str = "0.5.0";
 
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Spec {
-    cdi_version: &'static str,
-    kind: &'static str,
-    devices: [Device; 1],
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Device {
-    name: String,
-    container_edits: ContainerEdits,
-}
-
-/// Changes to a container's OCI specification. They win over what the pod says: of a variable or a
-/// mount that is there already, the runtime keeps only this one. One at least has to be there.
-#[derive(Clone, Debug, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ContainerEdits {
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+/// A spec of our kind. Its edits of a container's OCI specification win over what the pod says: of a variable or a mount
+/// that is there already, the runtime keeps only this one. One at least has to be there.
+fn spec_of<'m>(
+    id: &AllocationId,
     env: Vec<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    device_nodes: Vec<DeviceNode>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    mounts: Vec<Mount>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct DeviceNode {
-    path: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    host_path: Option<String>,
-    permissions: &'static str,
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Mount {
-    host_path: String,
-    container_path: String,
-    options: [&'static str; 3],
-}
-
-impl Mount {
-    /// A bind mount, with the options that containerd gives kubelet's mounts.
-    fn bind(mount: &tessera_config::Mount) -> Self {
-        let access = if mount.read_only { "ro" } else { "rw" };
-        Mount {
-            host_path: mount.host.to_string_lossy().into_owned(),
-            container_path: mount.container.to_string_lossy().into_owned(),
-            options: ["rbind", "rprivate", access],
-        }
-    }
-}
-
-impl Spec {
-    /// A spec of our kind. Names and paths are what the configuration takes.
-    fn new(id: &AllocationId, container_edits: ContainerEdits) -> Self {
-        let devices = [Device { name: id.to_string(), container_edits }];
-        Spec { cdi_version: VERSION, kind: KIND, devices }
-    }
-
-    fn to_json(&self) -> Vec<u8> {
-        // Strings, lists and maps with string keys: there is nothing that JSON lacks.
-        let mut json = serde_json::to_vec_pretty(self).unwrap_or_default();
-        json.push(b'\n');
-        json
-    }
+    device_nodes: Vec<Value>,
+    mounts: impl Iterator<Item = &'m tessera_config::Mount>,
+) -> Value {
+    let mounts: Vec<Value> = mounts.map(bind).collect();
+    let edits =
+        [("env", json!(env)), ("deviceNodes", json!(device_nodes)), ("mounts", json!(mounts))];
+    let edits: BTreeMap<_, _> = edits.into_iter().filter(|(_, list)| *list != json!([])).collect();
+    json!({
+        "cdiVersion": VERSION,
+        "kind": KIND,
+        "devices": [{ "name": id.as_str(), "containerEdits": edits }],
+    })
 }
 
 /// Before the id in a file's name, as CDI proposes it for specs that come and go: vendor, class.
@@ -252,12 +209,12 @@ impl Specs {
     /// Where it fails, what was there before is still there.
     pub fn put(&self, id: &AllocationId, spec: &Spec) -> Result<Put, FileError> {
         let path = self.path(id);
-        let content = spec.to_json();
+        let content = format!("{spec:#}\n");
         let is_there = path.symlink_metadata().is_ok();
         // Any runtime may read it, which need not be root. By a file in this directory: of a rename, containerd's
         // watch sees only where the file was. Not durable: after a power cut every file is written again before
         // kubelet knows this plugin.
-        match files::put(&path, &content, 0o644, false) {
+        match files::put(&path, content.as_bytes(), 0o644, false) {
             Ok(false) => Ok(Put::Unchanged),
             Ok(true) if is_there => Ok(Put::Replaced),
             Ok(true) => Ok(Put::Made),
@@ -322,14 +279,12 @@ fn is_ours(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|meta| meta.is_file())
         && files::read(path, files::SMALL)
             .ok()
-            .and_then(|text| serde_json::from_slice::<serde_json::Value>(&text).ok())
+            .and_then(|text| serde_json::from_slice::<Value>(&text).ok())
             .is_some_and(|spec| spec["kind"] == KIND)
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-
     use super::*;
     use crate::delivery::Delivery;
     use crate::delivery::driver::Node;
@@ -343,7 +298,7 @@ mod tests {
         let pages = Path::new("/pages/x");
         let gpus = vec![&gpu];
         let plan = DeliveryPlan { id: &id, gpus, pages, shim: &shim, parts, by_cdi_alone };
-        serde_json::from_slice(&spec(&plan, &config).to_json()).unwrap()
+        spec(&plan, &config)
     }
 
     const CDI: &str = "[container]\ndevice_list_strategy = \"cdi-cri\"\n";
@@ -446,8 +401,8 @@ mod files_tests {
         AllocationId::of("r", [format!("GPU::{n}").as_str()])
     }
 
-    fn spec(id: &AllocationId, value: &str) -> Spec {
-        Spec::new(id, ContainerEdits { env: vec![format!("A={value}")], ..Default::default() })
+    fn spec(id: &AllocationId, value: &str) -> Value {
+        spec_of(id, vec![format!("A={value}")], Vec::new(), [].into_iter())
     }
 
     fn names(dir: &Path) -> Vec<String> {
@@ -479,7 +434,7 @@ mod files_tests {
         let dir = tempfile::tempdir().unwrap();
         let (specs, a) = (Specs::new(dir.path()), id(0));
         let path = specs.path(&a);
-        let whole = spec(&a, "1").to_json();
+        let whole = format!("{:#}\n", spec(&a, "1")).into_bytes();
         // Half of one, somebody else's, an unreadable one, an empty directory, a link, a link to itself.
         let elsewhere = dir.path().join("elsewhere");
         std::fs::write(&elsewhere, &whole).unwrap();
