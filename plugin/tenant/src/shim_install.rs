@@ -27,37 +27,24 @@ const TEMPORARY: &str = ".new";
 /// Older ones belong to nobody: writing half a megabyte takes no minute.
 const ABANDONED: Duration = Duration::from_secs(600);
 
-/// Why the shim is not installed. Each message says what to do.
+/// Why the shim is not installed, and what to do.
 #[derive(Debug, thiserror::Error)]
-pub enum ShimError {
-    #[error("no libtessera.so at {0}; paths.shim_source names it where it is not beside `tessera`")]
-    Missing(PathBuf),
-    #[error("{0} is not an ELF shared library; paths.shim_source must name libtessera.so")]
-    NotElf(PathBuf),
-    #[error(
-        "paths.shim {0} is mounted noexec, so no program could load the shim from it; choose a \
-         directory on another file system"
-    )]
-    NoExec(PathBuf),
-    #[error(
-        "paths.shim {0} is read-only and does not hold this version of the shim; mount it writable, \
-         or choose another directory"
-    )]
-    ReadOnly(PathBuf),
-    #[error("no room for the shim at {0}: free some space on its disk; nothing was changed")]
-    Full(PathBuf),
-    #[error("cannot install the shim at {path}: {error}")]
-    Io { path: PathBuf, error: io::Error },
-}
+#[error("{0}")]
+pub struct ShimError(String);
 
 impl ShimError {
-    fn io(path: &Path, error: io::Error) -> Self {
-        let path = path.to_owned();
-        match error.kind() {
-            io::ErrorKind::ReadOnlyFilesystem => ShimError::ReadOnly(path),
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ShimError::Full(path),
-            _ => ShimError::Io { path, error },
-        }
+    fn io(path: &Path, error: &io::Error) -> Self {
+        let path = path.display();
+        ShimError(match error.kind() {
+            io::ErrorKind::ReadOnlyFilesystem => format!(
+                "paths.shim {path} is read-only and does not hold this version of the shim; mount it writable, \
+                 or choose another directory"
+            ),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => format!(
+                "no room for the shim at {path}: free some space on its disk; nothing was changed"
+            ),
+            _ => format!("cannot install the shim at {path}: {error}"),
+        })
     }
 }
 
@@ -103,14 +90,17 @@ pub fn name_of(delivery: &Delivery) -> Option<String> {
 }
 
 fn read(source: &Path) -> Result<Vec<u8>, ShimError> {
-    match files::read(source, files::LIBRARY) {
-        Ok(library) if library.starts_with(b"\x7fELF") => Ok(library),
-        Ok(_) => Err(ShimError::NotElf(source.to_owned())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(ShimError::Missing(source.to_owned()))
-        }
-        Err(error) => Err(ShimError::Io { path: source.to_owned(), error: error.into() }),
-    }
+    let path = source.display();
+    Err(ShimError(match files::read(source, files::LIBRARY) {
+        Ok(library) if library.starts_with(b"\x7fELF") => return Ok(library),
+        Ok(_) => format!(
+            "{path} is not an ELF shared library; paths.shim_source must name libtessera.so"
+        ),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => format!(
+            "no libtessera.so at {path}; paths.shim_source names it where it is not beside `tessera`"
+        ),
+        Err(error) => format!("cannot install the shim at {path}: {error}"),
+    }))
 }
 
 /// Makes both files of a shim whole under this name. True if one was not.
@@ -120,9 +110,13 @@ fn place_at(dir: &Path, name: &str, library: &[u8]) -> Result<bool, ShimError> {
     // then has the last word.
     let existing = home.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     if statvfs(existing).is_ok_and(|stat| stat.flags().contains(FsFlags::ST_NOEXEC)) {
-        return Err(ShimError::NoExec(dir.to_owned()));
+        return Err(ShimError(format!(
+            "paths.shim {} is mounted noexec, so no program could load the shim from it; choose a directory on \
+             another file system",
+            dir.display()
+        )));
     }
-    let failed = |error| ShimError::io(&home, error);
+    let failed = |error| ShimError::io(&home, &error);
     std::fs::create_dir_all(&home).map_err(failed)?;
     remove_abandoned(&home);
     let delivery = at(dir, name);
@@ -382,7 +376,7 @@ pub(crate) mod tests {
         let old = install(&library(dir.path(), "old"), &shims).unwrap();
         let source = library(dir.path(), &"x".repeat(1 << 20));
         let error = install(&source, &shims).unwrap_err();
-        assert!(matches!(error, ShimError::Full(_)), "{error}");
+        assert!(error.to_string().contains("no room"), "{error}");
         assert_eq!(std::fs::read_dir(&shims).unwrap().count(), 1, "half an installation");
         assert_eq!(std::fs::read(&old.shim).unwrap(), b"\x7fELFold");
     }
@@ -398,7 +392,7 @@ pub(crate) mod tests {
         mounted.make_read_only();
         install(&library(dir.path(), "one"), &shims).unwrap();
         let error = install(&library(dir.path(), "two"), &shims).unwrap_err();
-        assert!(matches!(error, ShimError::ReadOnly(_)), "{error}");
+        assert!(error.to_string().contains("is read-only"), "{error}");
     }
 
     fn record(shim: Option<&str>) -> Record {
