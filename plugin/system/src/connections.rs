@@ -351,20 +351,6 @@ mod tests {
         assert_ne!(client("10.0.0.3"), client("10.0.0.2"));
     }
 
-    #[test]
-    fn the_oldest_of_the_client_with_most_goes_first() {
-        let mut waiting = Waiting::default();
-        let kubelet = waiting.enter(1, 0);
-        for n in 1..4 {
-            waiting.enter(2, n);
-        }
-        assert_eq!((waiting.shed(), waiting.shed()), (Some(1), Some(2)));
-        // One each: the older of the two.
-        assert_eq!(waiting.leave(kubelet), Some(0));
-        assert_eq!(waiting.leave(kubelet), None);
-        assert_eq!((waiting.shed(), waiting.shed()), (Some(3), None));
-    }
-
     proptest! {
         #[test]
         fn a_client_with_fewer_than_another_loses_nothing(

@@ -277,27 +277,9 @@ pub(crate) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let text = dir.path().join("text");
         std::fs::write(&text, "hello").unwrap();
-        assert!(matches!(install(&text, dir.path()), Err(ShimError::NotElf(_))));
-        let absent = dir.path().join("absent");
-        assert!(matches!(install(&absent, dir.path()), Err(ShimError::Missing(_))));
-    }
-
-    #[test]
-    fn a_noexec_mount_is_refused() {
-        // /proc is noexec everywhere, /dev/shm and /sys on most hosts; only a writable one shows
-        // that nothing is left behind.
-        let Some(noexec) = ["/dev/shm", "/run"].map(Path::new).into_iter().find(|path| {
-            statvfs(*path).is_ok_and(|stat| stat.flags().contains(FsFlags::ST_NOEXEC))
-                && tempfile::tempdir_in(path).is_ok()
-        }) else {
-            return;
-        };
-        let dir = tempfile::tempdir().unwrap();
-        let source = library(dir.path(), "one");
-        let target = tempfile::tempdir_in(noexec).unwrap();
-        let error = install(&source, target.path()).unwrap_err();
-        assert!(matches!(error, ShimError::NoExec(_)), "{error}");
-        assert_eq!(std::fs::read_dir(target.path()).unwrap().count(), 0, "something was made");
+        let refused = |source: &Path| install(source, dir.path()).unwrap_err().to_string();
+        assert!(refused(&text).contains("is not an ELF shared library"));
+        assert!(refused(&dir.path().join("absent")).contains("no libtessera.so"));
     }
 
     #[test]

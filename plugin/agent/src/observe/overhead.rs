@@ -234,15 +234,6 @@ mod tests {
     }
 
     #[test]
-    fn two_looks_that_agree_publish_and_one_does_not() {
-        let mut bench = Bench::new();
-        assert_eq!(bench.see(&look(60 * MIB, &[1])), Verdict::Confirm);
-        assert_eq!(bench.estimator.published(), 0);
-        assert_eq!(bench.see(&look(60 * MIB, &[1])), Verdict::Publish(64 * MIB));
-        assert_eq!(bench.see(&look(60 * MIB, &[1])), Verdict::Steady);
-    }
-
-    #[test]
     fn a_look_too_soon_confirms_nothing() {
         let mut estimator = OverheadEstimator::new(0);
         let start = Instant::now();
@@ -310,15 +301,6 @@ mod tests {
             bench.see(&look(320 * MIB, &[1]));
         }
         assert_eq!(bench.estimator.published(), 320 * MIB);
-    }
-
-    #[test]
-    fn memory_that_an_importer_inherits_is_seen() {
-        let mut bench = Bench::new();
-        // The exporter's charge ends with it, its memory is now the importer's.
-        bench.see(&look(0, &[1, 2]));
-        bench.see(&look(256 * MIB, &[2]));
-        assert_eq!(bench.see(&look(256 * MIB, &[2])), Verdict::Publish(256 * MIB));
     }
 
     #[test]

@@ -76,21 +76,6 @@ fn a_programs_own_fault_leaves_the_gpu_healthy() {
 }
 
 #[test]
-fn one_contained_error_is_a_suspicion_and_three_take_the_gpu_out() {
-    let mut bench = Bench::new();
-    assert_eq!(bench.xid(94), [Suspect]);
-    assert_eq!(bench.health.reason("GPU-a"), None, "a suspect GPU is sold");
-    assert!(bench.health.is_suspect("GPU-a") && !bench.health.is_suspect("GPU-b"));
-    assert_eq!(bench.view().waits_for, "10m without trouble");
-    bench.minutes(2);
-    assert_eq!(bench.xid(94), []);
-    bench.minutes(2);
-    assert_eq!(bench.xid(94), [Unhealthy]);
-    assert_eq!(bench.health.reason("GPU-a"), Some("XID 94, number 3 within 10m"));
-    assert_eq!(bench.health.reason("GPU-b"), None);
-}
-
-#[test]
 fn suspicions_far_apart_never_add_up() {
     let mut bench = Bench::new();
     for _ in 0..10 {

@@ -476,16 +476,6 @@ mod files_tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_is_reported() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("file");
-        std::fs::write(&file, b"").unwrap();
-        let (specs, a) = (Specs::new(&file.join("cdi")), id(0));
-        let error = specs.put(&a, &spec(&a, "1")).unwrap_err();
-        assert!(error.to_string().contains("cannot write the CDI spec"), "{error}");
-    }
-
-    #[test]
     fn sweeping_takes_ours_that_nobody_wants_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         let specs = Specs::new(dir.path());

@@ -125,23 +125,6 @@ fn every_node_that_a_container_gets_is_told_to_kubelet_or_stands_in_a_spec() {
     }
 }
 
-#[test]
-fn nodes_of_a_driver_in_a_container_of_its_own_are_told_by_their_place_on_the_host() {
-    let root = host_with(&[
-        "/run/driver/usr/lib/libcuda.so.1",
-        "/run/driver/dev/nvidiactl",
-        "/run/driver/dev/nvidia0",
-    ]);
-    let place = root.path().join("run/driver");
-    let config = format!("[driver]\nroot = \"{}\"\n", place.display());
-    // The driver's root is the same path for the plugin.
-    let answer = delivered_on(Path::new("/"), &config, &[&Gpu::example("GPU-a", 0)]);
-    let host = |name: &str| place.join(name).display().to_string();
-    let (gpu, control) = (host("dev/nvidia0"), host("dev/nvidiactl"));
-    let expected = [(&*gpu, "/dev/nvidia0", "rw"), (&*control, "/dev/nvidiactl", "rw")];
-    assert_eq!(devices(&answer), expected);
-}
-
 /// The toolkit says what is wrong with an instance; a node fewer is no reason to refuse it.
 #[test]
 fn a_mig_instance_whose_capability_is_unknown_has_the_nodes_of_its_gpu() {

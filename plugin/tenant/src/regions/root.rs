@@ -313,22 +313,6 @@ mod lock_tests {
     use super::*;
 
     #[test]
-    fn a_directory_is_had_once_by_whatever_path_and_again_after_its_end() {
-        let dir = tempfile::tempdir().unwrap();
-        let pages = dir.path().join("a/pages");
-        let hold = DirectoryLock::take(&pages, "the first").unwrap();
-        std::os::unix::fs::symlink(&pages, dir.path().join("link")).unwrap();
-        for path in [pages.clone(), dir.path().join("link"), dir.path().join("a/../a/pages")] {
-            let error = locked(&path).unwrap_err().to_string();
-            assert!(error.contains(&format!("pid {} on host", std::process::id())), "{error}");
-            assert!(error.contains("the first"), "{error}");
-        }
-        drop(hold);
-        assert_eq!(std::fs::read_dir(&pages).unwrap().count(), 0, "nothing is left");
-        drop(DirectoryLock::take(&pages, "the second").unwrap());
-    }
-
-    #[test]
     fn another_directory_in_its_place_is_taken_too() {
         let dir = tempfile::tempdir().unwrap();
         let pages = dir.path().join("pages");
