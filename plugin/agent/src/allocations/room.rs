@@ -371,18 +371,9 @@ mod tests {
         [record("x.dev/r", replicas, memory)].into()
     }
 
-    fn advertise_beside(
-        catalogue: &Catalogue,
-        reserve_bytes: u64,
-        records: &Records,
-        withheld: &dyn Fn(&str) -> Withheld,
-    ) -> Offers {
-        offers(&Catalogue { reserve_bytes, ..catalogue.clone() }, records, withheld)
-    }
-
-    /// No GPU is sold by others.
     fn advertise(catalogue: &Catalogue, reserve_bytes: u64, records: &Records) -> Offers {
-        advertise_beside(catalogue, reserve_bytes, records, &|_| Withheld::Nothing)
+        let catalogue = Catalogue { reserve_bytes, ..catalogue.clone() };
+        offers(&catalogue, records, &|_| Withheld::Nothing)
     }
 
     fn health(all: &Offers, resource: &str) -> String {
@@ -391,41 +382,6 @@ mod tests {
 
     fn equal(records: &Records, reserve: u64) -> String {
         health(&advertise(&catalogue(EQUAL), reserve, records), "x.dev/r")
-    }
-
-    #[test]
-    fn a_sick_gpu_makes_all_its_replicas_unhealthy() {
-        let mut catalogue = catalogue(UNEQUAL);
-        let all = advertise(&catalogue, 0, &BTreeMap::new());
-        assert_eq!(
-            (health(&all, "x.dev/large"), health(&all, "x.dev/small")),
-            ("H".into(), "HH".into())
-        );
-        catalogue.gpus.get_mut("GPU-a").unwrap().sick = Some("XID 79".into());
-        let all = advertise(&catalogue, 0, &BTreeMap::new());
-        assert_eq!(
-            (health(&all, "x.dev/large"), health(&all, "x.dev/small")),
-            ("u".into(), "uu".into())
-        );
-    }
-
-    #[test]
-    fn only_free_replicas_of_a_refused_gpu_are_withheld() {
-        let records = held(&["GPU-a::1"], 20 * GIB);
-        let advertised = |refused| {
-            advertise_beside(&catalogue(EQUAL), 0, &records, &|uuid| {
-                if uuid == refused { Withheld::Free } else { Withheld::Nothing }
-            })
-        };
-        assert_eq!(health(&advertised("GPU-a"), "x.dev/r"), "uHuu");
-        assert_eq!(health(&advertised("GPU-b"), "x.dev/r"), "HHHH");
-    }
-
-    #[test]
-    fn no_replica_of_a_cordoned_gpu_goes_to_a_successor() {
-        let records = held(&["GPU-a::1"], 20 * GIB);
-        let all = advertise_beside(&catalogue(EQUAL), 0, &records, &|_| Withheld::All);
-        assert_eq!(health(&all, "x.dev/r"), "uuuu");
     }
 
     #[test]

@@ -187,27 +187,9 @@ mod words_tests {
         Event::of_node(what, 0)
     }
 
-    fn delayed(waited_ms: u64, within_ms: u64) -> What {
-        let (id, holder) = ("x".to_owned(), Some(holder("theirs", "train")));
-        What::Delayed { waited_ms, within_ms, behind: Behind::Allocation { id, holder } }
-    }
-
     fn holder(namespace: &str, pod: &str) -> Holder {
         let container = "main".to_owned();
         Holder { namespace: namespace.to_owned(), pod: pod.to_owned(), container }
-    }
-
-    #[test]
-    fn each_line_that_concerns_a_pod_has_a_reason_of_its_own() {
-        let refused =
-            What::RefusedMemory { bytes: 5 << 30, charged_bytes: 3 << 30, limit_bytes: 7 << 30 };
-        let sent = words(&line(refused)).unwrap();
-        assert_eq!((sent.reason, sent.warning), ("GPUMemoryRefused", true));
-        let what = "a request for 5 GiB was refused: 3 GiB of 7 GiB device memory were in use. ";
-        assert!(sent.message.starts_with(what), "{}", sent.message);
-        let delayed = words(&line(delayed(12_340, 60_000))).unwrap();
-        let what = "waited 12.3 s in 60.0 s for its part of GPU time. ";
-        assert!(delayed.message.starts_with(what), "{}", delayed.message);
     }
 
     fn id() -> Option<AllocationId> {
