@@ -67,8 +67,8 @@ impl Cluster {
                 if started {
                     println!("starting a cluster (the first time it is built: some minutes)");
                 }
-                let up = repo.join("tests/e2e/with-client-ca");
-                process::run(Command::new(up).arg(&script), None, START)?.success("cluster up")?;
+                process::run(Command::new(&script).arg("up"), None, START)?
+                    .success("cluster up")?;
                 Ok(Self::scripted(script, own_config, started))
             }
             (None, None) => bail!(

@@ -60,7 +60,7 @@ impl Desk {
         self.person(name, namespace, json!({"token": made["status"]["token"]}))
     }
 
-    pub fn person(&self, name: &str, namespace: &str, credentials: Value) -> Result<Person> {
+    fn person(&self, name: &str, namespace: &str, credentials: Value) -> Result<Person> {
         let mut config = self.whole.clone();
         config["users"][0]["user"] = credentials;
         config["contexts"][0]["context"]["namespace"] = json!(namespace);
@@ -68,11 +68,6 @@ impl Desk {
         fs::write(&kubeconfig, config.to_string())?;
         fs::set_permissions(&kubeconfig, fs::Permissions::from_mode(0o600))?;
         Ok(Person { program: self.dir.0.join("kubectl-tessera"), kubeconfig })
-    }
-
-    /// A directory for files.
-    pub fn dir(&self) -> &std::path::Path {
-        &self.dir.0
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use crate::deploy::{NAMESPACE, RESOURCE, SIM_ON_NODE};
+use crate::deploy::{NAMESPACE, RESOURCE};
 use crate::images;
 use crate::kubectl::Kubectl;
 use crate::process::Output;
@@ -375,12 +375,6 @@ impl GpuView {
             total,
         })
     }
-}
-
-/// The environment that stands for the simulated hardware; all else is the tenant's to clear.
-pub fn hardware() -> [String; 2] {
-    [("SIMGPU_CONFIG", "simgpu.toml"), ("SIMGPU_STATE", "state")]
-        .map(|(name, file)| format!("{name}={SIM_ON_NODE}/{file}"))
 }
 
 /// The reports of one kind among a tenant's output.

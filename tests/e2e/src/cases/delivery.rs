@@ -57,28 +57,6 @@ pub fn container_gets_shim_pages_and_preload(suite: &Suite<'_>) -> Result<()> {
     Ok(())
 }
 
-/// An init container, and two that follow it: a share each has, one GPU each sees, and none counts another's memory.
-pub fn containers_of_one_pod_have_quotas_of_their_own(suite: &Suite<'_>) -> Result<()> {
-    let init = [Container::new("init", 1, &["tessera-tenant", "greedy"])];
-    let hold = Container::new("first", 1, &["tessera-tenant", "hold", "--bytes", "700Mi"]);
-    let containers = [hold, Container::idle("second", 2)];
-    let pod = Pod::create(suite.kubectl, "family", Restart::Always, &init, &containers)?;
-    pod.wait_until_running()?;
-    pod.wait_for_event("first", "ready")?;
-    check_fill(crate::pods::held(&pod.log("init", false)?, "full")?, SHARE_BYTES)
-        .context("init")?;
-    let second = pod.gpus("second")?;
-    ensure!(second.len() == 1 && second[0].total == 2 * SHARE_BYTES, "{second:?}");
-    ensure!(second[0].free == 2 * SHARE_BYTES - CONTEXT_BYTES, "counts its neighbour: {second:?}");
-    let text = pod.try_exec_in("second", &["tessera-tenant", "greedy"])?.success("greedy")?;
-    check_fill(crate::pods::held(&text, "full")?, 2 * SHARE_BYTES)?;
-    let first = pod.gpus("first")?;
-    // Two contexts: the holder's and that of `info`.
-    let left = SHARE_BYTES - (700 << 20) - 2 * CONTEXT_BYTES;
-    ensure!(first[0].total == SHARE_BYTES && first[0].free == left, "{first:?}");
-    Ok(())
-}
-
 /// One process that took all it could get holds its limit less one context, to a chunk.
 pub fn check_fill(held: u64, limit: u64) -> Result<()> {
     let most = limit - CONTEXT_BYTES;
@@ -170,17 +148,6 @@ pub fn pods_beyond_the_last_share_wait_and_get_what_is_freed_at_once(
         let filled = third.fill(4 * SHARE_BYTES).and_then(|held| check_fill(held, 4 * SHARE_BYTES));
         Ok(Look::worked(filled))
     })
-}
-
-pub fn more_shares_than_a_gpu_has_are_refused(suite: &Suite<'_>) -> Result<()> {
-    let idle = [Container::idle("main", 5)];
-    let pod = Pod::create(suite.kubectl, "five", Restart::Never, &[], &idle)?;
-    let status = pod.wait_until_over()?;
-    ensure!(status["phase"] == "Failed", "{status}");
-    ensure!(status["reason"] == "UnexpectedAdmissionError", "{status}");
-    let message = status["message"].as_str().unwrap_or_default();
-    ensure!(message.contains("GPU"), "says nothing of the cause: {message}");
-    Ok(())
 }
 
 // `container.device_list_strategy` on a real kubelet and runtime, as far as it needs no toolkit.

@@ -5,7 +5,6 @@ mod dra;
 mod examples;
 mod kubectl_tessera;
 mod kubelet;
-mod memory;
 mod rollout;
 mod trust;
 
@@ -66,20 +65,14 @@ macro_rules! cases {
 /// plugin is as it was deployed; from then on it runs in a loop ([`crate::deploy::Plugin::supervise`]).
 pub const CASES: &[Case] = cases![
     delivery::container_gets_shim_pages_and_preload,
-    delivery::containers_of_one_pod_have_quotas_of_their_own,
-    memory::over_quota_is_refused_and_the_neighbour_runs_on,
-    memory::processes_of_a_container_share_one_quota_whatever_they_do,
+    trust::over_quota_is_refused_and_described_and_the_neighbour_runs_on,
     delivery::pods_beyond_the_last_share_wait_and_get_what_is_freed_at_once,
-    delivery::more_shares_than_a_gpu_has_are_refused,
     kubectl_tessera::kubectl_tessera_shows_and_steers_for_an_administrator,
     kubectl_tessera::kubectl_tessera_shows_readers_what_is_theirs,
-    kubectl_tessera::kubectl_tessera_serves_client_certificates,
-    memory::ruined_usage_page_hurts_only_its_tenant,
     delivery::namespace_of_restricted_pods_admits_tenants,
     examples::manifests_are_what_the_api_server_takes,
     examples::kind_example_comes_up_and_serves_a_pod,
     trust::plugin_has_no_rights_to_speak_of,
-    trust::processes_without_a_share_or_past_it_are_flagged_by_name,
     rollout::rolling_update_while_pods_come_and_run restarts_kubelet,
     examples::labels_lead_a_pod_to_the_strongest_gpu,
     delivery::driver_root_and_device_nodes_serve_without_a_toolkit,

@@ -1,71 +1,33 @@
-//! A container that uses a shared GPU without a share, or past it, is flagged by name; and the rights that
-//! deploy/tessera.yaml leaves the plugin.
+//! A tenant that asks for more than its share, and the rights that deploy/tessera.yaml leaves the plugin.
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
 
-use crate::deploy::{NAMESPACE, SIM_ON_NODE};
-use crate::pods::{self, Container, Pod, Restart};
+use super::delivery::check_fill;
+use crate::deploy::{NAMESPACE, SHARE_BYTES};
+use crate::pods::{Container, Pod};
 use crate::suite::{Server, Suite};
 use crate::wait::{self, Look};
 
-/// No share, no shim, and a driver of its own: it sees all GPUs, as CUDA's images do under a toolkit that
-/// lets them.
-fn start_stranger<'a>(suite: &Suite<'a>) -> Result<Pod<'a>> {
-    let script = "for n in 0 1; do tessera-tenant --device $n hold --bytes 100Mi & done; wait";
-    let main = Container::new("loose", 0, &["sh", "-c", script]);
-    let mut pod = pods::manifest("stranger", Restart::Always, &[], &[main]);
-    pod["spec"]["volumes"] = json!([{"name": "sim", "hostPath": {"path": SIM_ON_NODE}}]);
-    let env =
-        |name: &str, file: &str| json!({"name": name, "value": format!("{SIM_ON_NODE}{file}")});
-    let container = &mut pod["spec"]["containers"][0];
-    container["env"] = json!([
-        env("LD_LIBRARY_PATH", ""),
-        env("SIMGPU_CONFIG", "/simgpu.toml"),
-        env("SIMGPU_STATE", "/state"),
-    ]);
-    container["volumeMounts"] = json!([{"name": "sim", "mountPath": SIM_ON_NODE}]);
-    Pod::put(suite.kubectl, &pod)
-}
-
-const PRELOAD: &str = "/etc/ld.so.preload";
-
-/// A container that asks for too much, and one that empties its preload file: refusal and bypass.
-fn start_greedy<'a>(suite: &Suite<'a>) -> Result<Pod<'a>> {
-    suite.kubectl.apply(&json!({
-        "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {"name": "empty", "namespace": NAMESPACE}, "data": {"file": ""},
-    }))?;
-    let command = ["tessera-tenant", "greedy", "--for", "0", "--retry-ms", "100"];
-    let greedy = Container::new("main", 1, &command);
-    let loose = Container::new("loose", 1, &["tessera-tenant", "hold", "--bytes", "100Mi"]);
-    let mut pod = pods::manifest("greedy", Restart::Always, &[], &[greedy, loose]);
-    pod["spec"]["volumes"] = json!([{"name": "empty", "configMap": {"name": "empty"}}]);
-    pod["spec"]["containers"][1]["volumeMounts"] =
-        json!([{"name": "empty", "mountPath": PRELOAD, "subPath": "file"}]);
-    Pod::put(suite.kubectl, &pod)
-}
-
-/// In status and log, and for the pod that has a share in its description.
-pub fn processes_without_a_share_or_past_it_are_flagged_by_name(suite: &Suite<'_>) -> Result<()> {
-    start_stranger(suite)?;
-    start_greedy(suite)?;
+pub fn over_quota_is_refused_and_described_and_the_neighbour_runs_on(
+    suite: &Suite<'_>,
+) -> Result<()> {
     let neighbour = Server::start(suite.kubectl, "neighbour")?;
-    let loose = format!("of pod {NAMESPACE}/stranger (container loose) uses");
-    wait::until("status warns of the stranger", wait::LIMIT, || {
-        let warnings = suite.plugin.status()?["warnings"].clone();
-        let mut all = warnings.as_array().into_iter().flatten().filter_map(Value::as_str);
-        let found = all.any(|w| w.contains(&loose));
-        Ok(Look::when(found, warnings.to_string()))
-    })?;
-    let log = suite.plugin.log();
-    ensure!(log.contains("finding=\"stranger\"") || log.contains("finding=stranger"), "{log}");
-    wait::until("kubectl describe shows refusal and bypass", wait::LIMIT, || {
+    // Fills its quota, and goes on asking for more.
+    let command = ["tessera-tenant", "greedy", "--for", "0", "--retry-ms", "10"];
+    let greedy = Pod::start(suite.kubectl, "greedy", Container::new("main", 1, &command))?;
+    let given = |pod: &Pod<'_>| pod.exec(&["sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES"]);
+    let (one, other) = (given(&neighbour.pod)?, given(&greedy)?);
+    ensure!(one == other, "not on one GPU: {one} {other}");
+    wait::until("kubectl describe shows the refusal", wait::LIMIT, || {
         let text = suite.kubectl.run(&["describe", "pod", "greedy", "-n", NAMESPACE])?;
-        let words = ["GPUMemoryRefused", "Ask for a larger share", "GPUQuotaBypassed"];
+        let words = ["GPUMemoryRefused", "Ask for a larger share"];
         Ok(Look::when(words.iter().all(|word| text.contains(word)), text))
     })?;
-    neighbour.check_untouched()
+    neighbour.check_untouched()?;
+    let report = greedy.wait_for_event("main", "progress")?;
+    check_fill(report["held"].as_u64().unwrap_or(u64::MAX), SHARE_BYTES)?;
+    ensure!(report["refused"].as_u64() > Some(50), "it did not go on asking: {report}");
+    Ok(())
 }
 
 pub fn plugin_has_no_rights_to_speak_of(suite: &Suite<'_>) -> Result<()> {
