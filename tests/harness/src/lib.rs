@@ -29,7 +29,6 @@ mod child;
 pub mod corpus;
 pub mod external;
 pub mod foreign;
-pub mod freezer;
 pub mod gate;
 mod pages;
 pub mod routing;

@@ -185,23 +185,6 @@ fn declarations(text: &str, mark: &str) -> Vec<String> {
 }
 
 #[test]
-fn declarations_are_found_and_function_pointer_types_are_not() {
-    let text = "CUresult CUDAAPI cuInit(unsigned f);\nCUresult CUDAAPI\n cuX_v2 (int);\n\
-                typedef void (CUDA_CB *CUhostFn)(void*);\ntypedef CUresult (CUDAAPI *PFN_a)(int);";
-    assert_eq!(declarations(text, "CUDAAPI"), ["cuInit", "cuX_v2"]);
-}
-
-#[test]
-fn names_that_macros_put_in_place_are_found() {
-    let is = |line: &str| renamed(line);
-    assert_eq!(is("#define cuMemAlloc    cuMemAlloc_v2").as_deref(), Some("cuMemAlloc_v2"));
-    let indented = "    #define cuMemcpy __CUDA_API_PTDS(cuMemcpy)";
-    assert_eq!(is(indented).as_deref(), Some("cuMemcpy_ptds"));
-    assert_eq!(is("#define CUDA_VERSION 12090"), None);
-    assert_eq!(is("#define cuParam ((unsigned)1)"), None);
-}
-
-#[test]
 fn every_declared_driver_function_is_accounted_for() {
     let Some(names) = declared("CUDAAPI", "cuda") else { return };
     // A static inline function of cuda.h itself.
@@ -236,16 +219,6 @@ fn every_declared_nvml_function_that_tells_about_tenants_is_accounted_for() {
 /// `cu[A-Z]…`: the driver's names; `cuda…` is the runtime's.
 fn is_driver_name(name: &str) -> bool {
     name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
-}
-
-#[test]
-fn declarations_are_read_with_the_comments_that_belong_to_them() {
-    let header = "/**\n * Frees. ::CUDA_ERROR_OUT_OF_MEMORY\n */\nCUresult CUDAAPI cuA(CUdeviceptr *p);\n\
-                  /** A type. */\ntypedef int CUx;\nCUresult CUDAAPI cuB(void);";
-    let found = comments(header);
-    assert_eq!(found.len(), 1);
-    assert_eq!((found[0].name.as_str(), found[0].arguments.trim()), ("cuA", "CUdeviceptr *p)"));
-    assert!(found[0].text.contains("OUT_OF_MEMORY"));
 }
 
 /// What the header itself says obtains memory, is not taken for harmless by oversight.
@@ -356,16 +329,6 @@ fn table_types(arguments: &str) -> Vec<String> {
     // `stringify!` may space tokens as it likes.
     let tidy = |of: &str| of.split_whitespace().collect::<Vec<_>>().join(" ").replace("* ", "*");
     arguments.map(|(_, of)| tidy(of)).collect()
-}
-
-#[test]
-fn c_parameters_are_read_as_the_tables_types() {
-    assert_eq!(rust_type("void **kernelParams"), "*mut *mut c_void");
-    assert_eq!(rust_type(" const char *symbol"), "*const c_char");
-    assert_eq!(rust_type("unsigned int gridDimX"), "c_uint");
-    assert_eq!(rust_type("CUdeviceptr_v2 *dptr"), "*mut CUdeviceptr");
-    assert_eq!(rust_type("CUdeviceptr_v1 dptr"), "CUdeviceptr_v1");
-    assert_eq!(table_types("(a: *mut *mut c_void, b: usize)"), ["*mut *mut c_void", "usize"]);
 }
 
 #[test]

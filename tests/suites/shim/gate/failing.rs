@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use tessera_harness::freezer::Freezer;
 use tessera_harness::gate::{Stage, is_over};
-use tessera_harness::{Arbiter, Conversation, external, stop};
+use tessera_harness::{Arbiter, Conversation, stop};
+use tessera_region::layout::{GATE_OPEN, GATE_SOLO, GATE_YIELD};
 
 /// Time for what must not happen to happen.
 const A_WHILE: Duration = Duration::from_millis(60);
@@ -121,41 +121,6 @@ fn a_stopped_process_drains_once_it_goes_on() {
     tenant.must("do kernel 1 1000");
 }
 
-/// By its control group, as `kubectl debug`, checkpoints and node agents do: it gets no signal.
-#[test]
-fn a_frozen_process_drains_once_it_is_thawed() {
-    let stage = Stage::new();
-    let mut arbiter = stage.arbiter();
-    let mut tenant = stage.tenant();
-    let freezer = match Freezer::of(tenant.pid()) {
-        Ok(freezer) => freezer,
-        Err(reason) => {
-            return external::skip("a_frozen_process_drains_once_it_is_thawed", &reason);
-        }
-    };
-    arbiter.open();
-    let before = stage.worked_ns(&tenant);
-    tenant.must("do kernel 1 20000");
-    freezer.freeze();
-    let epoch = arbiter.shut();
-    std::thread::sleep(A_WHILE);
-    assert!(!arbiter.has_drained(tenant.pid(), epoch));
-    // What it had launched runs nevertheless. Others are let in and out again meanwhile.
-    assert!(stage.worked_ns(&tenant) - before >= 20_000_000);
-    arbiter.open();
-    let epoch = arbiter.shut();
-    freezer.thaw();
-    arbiter.await_drained(tenant.pid(), epoch);
-    // Frozen at a closed gate, it finds it open.
-    tenant.must("start 0 kernel 1 1000");
-    arbiter.await_want(tenant.pid());
-    freezer.freeze();
-    arbiter.open();
-    freezer.thaw();
-    assert_eq!(tenant.ask("join 0").result, 0);
-    arbiter.close_and_drain(&[tenant.pid()]);
-}
-
 #[test]
 fn a_fork_neither_waits_for_its_parents_gate_nor_disturbs_it() {
     let stage = Stage::new();
@@ -186,10 +151,13 @@ fn thousands_of_short_threads_launch_through_a_gate_that_opens_and_closes() {
     arbiter.open();
     tenant.must("do kernel legacy 1");
     tenant.send("churn 32 64");
-    for _ in 0..40 {
+    let ran = |tenant: &Conversation| stage.sim.worked(0, tenant.pid()).kernels;
+    for state in [GATE_SOLO, GATE_OPEN, GATE_YIELD].into_iter().cycle().take(42) {
         arbiter.close_and_drain(&[tenant.pid()]);
-        std::thread::sleep(Duration::from_millis(1));
-        arbiter.open();
+        let before = ran(&tenant);
+        std::thread::sleep(Duration::from_millis(3));
+        assert_eq!(ran(&tenant), before, "launched between drained and the next opening");
+        arbiter.set(state);
         std::thread::sleep(Duration::from_millis(4));
     }
     arbiter.solo();

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use tessera_harness::{Arbiter, Conversation, MIB, Pages, SimGpu, monotonic_ns};
-use tessera_region::layout::{ARBITER_GONE, GATE_CLOSED, GATE_OPEN, GATE_SOLO, GATE_YIELD};
+use tessera_region::layout::{GATE_CLOSED, GATE_OPEN, GATE_SOLO, GATE_YIELD};
 use tessera_region::quota::Policy;
 use tessera_region::session::Message;
 
@@ -108,54 +108,6 @@ fn a_launch_waits_at_a_closed_gate_says_so_once_and_goes_when_it_opens() {
 }
 
 #[test]
-fn drained_is_said_when_the_last_kernel_of_every_stream_is_complete() {
-    let (sim, pages) = machine();
-    let arbiter = Arbiter::take_on(&pages);
-    let mut tenant = tenant(&sim, &pages);
-    arbiter.set(GATE_SOLO);
-    for (stream, state) in [(0, GATE_SOLO), (8, GATE_SOLO), (9, GATE_SOLO), (1, GATE_OPEN)] {
-        arbiter.set(state);
-        tenant.must("launch 1 1000 2");
-        let begun = Instant::now();
-        tenant.must(&format!("launch 1 80000000 {stream}"));
-        arbiter.close();
-        let took = begun.elapsed();
-        assert!(took >= Duration::from_millis(79), "drained after {took:?} in stream {stream}");
-        assert_eq!(tenant.must(&format!("query {stream}")), 0, "stream {stream}");
-    }
-    // Nothing is dirty: at once, for each closing.
-    for _ in 0..20 {
-        arbiter.close();
-    }
-    assert!(tenant.finish().success());
-}
-
-#[test]
-fn nothing_is_launched_between_drained_and_the_next_opening() {
-    let (sim, pages) = machine();
-    let arbiter = Arbiter::take_on(&pages);
-    let mut tenant = tenant(&sim, &pages);
-    arbiter.set(GATE_SOLO);
-    tenant.must("launch 1 1000 0");
-    tenant.send("launch_threads 12 4000 5000");
-    let states = [GATE_SOLO, GATE_OPEN, GATE_YIELD];
-    let mut waited = 0;
-    for round in 0..60 {
-        arbiter.set(states[round % states.len()]);
-        std::thread::sleep(Duration::from_millis(2));
-        arbiter.close();
-        let before = counters(&pages).0;
-        std::thread::sleep(Duration::from_millis(3));
-        assert_eq!(counters(&pages).0, before, "launched after drained, round {round}");
-        waited = counters(&pages).1;
-    }
-    assert!(waited > 0, "nobody ever waited");
-    arbiter.set(GATE_SOLO);
-    assert_eq!(tenant.reply("launch_threads").ok(), 48_000);
-    assert!(tenant.finish().success());
-}
-
-#[test]
 fn what_is_in_flight_is_bounded_while_the_gate_is_open() {
     let (sim, pages) = machine();
     let arbiter = Arbiter::take_on(&pages);
@@ -236,18 +188,6 @@ fn without_a_sign_of_the_arbiter_a_tenant_keeps_to_its_part_of_the_cycle() {
 }
 
 #[test]
-fn an_arbiter_that_has_gone_holds_nobody_up() {
-    let (sim, pages) = machine();
-    pages.quota.set_cores(0, 1000, Policy::Burst);
-    pages.quota.set_gate(0, GATE_CLOSED);
-    pages.quota.set_arbiter(ARBITER_GONE);
-    let mut tenant = tenant(&sim, &pages);
-    let took_us = tenant.must("launch 100 1000 0");
-    assert!(took_us < 1_000_000, "{took_us} µs");
-    assert!(tenant.finish().success());
-}
-
-#[test]
 fn a_forked_child_is_bound_by_itself() {
     let (sim, pages) = machine();
     let arbiter = Arbiter::take_on(&pages);
@@ -269,29 +209,6 @@ fn a_forked_child_is_bound_by_itself() {
     arbiter.set(GATE_OPEN);
     tenant.must("launch 3 1000 0");
     assert!(tenant.finish().success());
-}
-
-#[test]
-fn a_program_may_end_while_it_is_drained_and_launch_from_its_exit_handlers() {
-    let (sim, pages) = machine();
-    let arbiter = Arbiter::take_on(&pages);
-    for round in 0..4 {
-        let mut tenant = tenant(&sim, &pages);
-        arbiter.set(GATE_SOLO);
-        tenant.must("late 3 1000");
-        tenant.must("launch 1 20000000 0");
-        if round % 2 == 0 {
-            arbiter.set(GATE_CLOSED);
-        }
-        tenant.send("exit 7");
-        if round % 2 == 0 {
-            std::thread::sleep(Duration::from_millis(50));
-            arbiter.set(GATE_OPEN);
-        }
-        let output = tenant.finish();
-        assert_eq!(output.status.code(), Some(7), "{output}");
-        assert!(output.stderr.contains("late launches: 0"), "{output}");
-    }
 }
 
 #[test]

@@ -154,30 +154,3 @@ fn in_a_container_the_mounted_pages_count_and_the_environment_does_not() {
         assert_eq!(mounted.charged(0), 64 * MIB);
     }
 }
-
-#[test]
-fn a_tenants_own_preload_does_not_displace_the_shim() {
-    if external::or_skip(can_contain(), "a tenant's own LD_PRELOAD in a container").is_none() {
-        return;
-    }
-    let (sim, pages) = quota(64 * MIB);
-    let wrapper = tessera_harness::CProgram::new("wrapper").shared().build();
-    let program = Preloaded::new(compile_c("calls")).sim(&sim).in_container(pages.dir);
-    let mut tenant = ready(program.env("LD_PRELOAD", wrapper));
-    assert_eq!(tenant.ask("alloc 67108865").result, 2);
-}
-
-#[test]
-fn an_empty_mount_point_closes_the_gpu() {
-    if external::or_skip(can_contain(), "an empty mount point in a container").is_none() {
-        return;
-    }
-    // What containerd makes of a mount source that is missing.
-    let sim = SimGpu::start_default();
-    let empty = tempfile::tempdir().unwrap();
-    let program = Preloaded::new(compile_c("calls")).sim(&sim).in_container(empty.path());
-    must_be_closed("an empty directory", program);
-    let pages = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
-    let program = Preloaded::new(compile_c("calls")).sim(&sim).in_container(empty.path());
-    must_be_closed("an empty directory despite TESSERA_DIR", program.pages(&pages));
-}

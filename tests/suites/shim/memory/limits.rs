@@ -186,22 +186,6 @@ fn a_graph_is_charged_the_frames_of_its_kernels() {
     }
 }
 
-/// A kernel is one of every context.
-#[test]
-fn a_kernel_is_charged_in_each_context_that_launches_it() {
-    let (sim, pages, mut witness) = machine(2 * GIB);
-    let before = witness.must("info");
-    let mut tenant = tenant(&sim, &pages);
-    let kernel = tenant.must("cukernel 2048");
-    for contexts in 1..3 {
-        tenant.must(&format!("launch {kernel}"));
-        tenant.must("sync");
-        assert_eq!(pages.charged(0), contexts * (64 * MIB + 1024 * THREADS));
-        assert_eq!(before - witness.must("info"), pages.charged(0));
-        tenant.must("ctx 0");
-    }
-}
-
 /// The table of handles is bounded. What it has no place for is charged at the look-up.
 #[test]
 fn what_is_not_remembered_is_charged_at_the_look_up() {

@@ -317,19 +317,6 @@ fn open(exporter: &mut Conversation, pointer: u64) -> String {
 }
 
 #[test]
-fn an_import_is_charged_to_nobody_but_the_exporter() {
-    let (sim, pages) = quota(64 * MIB);
-    let (mut exporter, mut importer) = (tenant(&sim, &pages), tenant(&sim, &pages));
-    let pointer = exporter.must(&format!("alloc {}", 16 * MIB));
-    let open = open(&mut exporter, pointer);
-    let imported = importer.must(&open);
-    assert_eq!(pages.charged(0), 16 * MIB);
-    importer.must(&format!("closeipc {imported}"));
-    exporter.must(&format!("free {pointer}"));
-    assert_eq!(pages.charged(0), 0);
-}
-
-#[test]
 fn what_is_freed_while_it_is_imported_stays_charged_until_the_last_close() {
     let (sim, pages) = quota(64 * MIB);
     let (mut exporter, mut importer) = (tenant(&sim, &pages), tenant(&sim, &pages));

@@ -48,22 +48,6 @@ fn a_killed_process_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_process_killed_in_the_middle_of_calls_leaves_nothing_behind() {
-    let (sim, pages) = quota(256 * MIB);
-    for round in 0..20 {
-        let mut victim = start(&sim, &pages);
-        victim.send("churn 1000000000 1048576");
-        // Until it is in the midst of it, somewhere else each time.
-        until("the victim allocates", || pages.snapshot().charged(0) > 0);
-        for _ in 0..round {
-            std::thread::yield_now();
-        }
-        victim.kill();
-        assert_eq!(pages.charged(0), 0, "round {round}");
-    }
-}
-
-#[test]
 fn calls_after_main_are_harmless() {
     let (_sim, pages, mut tenant) = held("calls", 64 * MIB);
     tenant.must("late");
@@ -71,18 +55,6 @@ fn calls_after_main_are_harmless() {
     let out = tenant.finish();
     assert!(out.success(), "{out}");
     assert_eq!(pages.charged(0), 0);
-}
-
-#[test]
-fn a_child_forked_before_any_driver_call_is_a_process_like_others() {
-    let (sim, pages) = quota(64 * MIB);
-    let mut parent = Conversation::tenant("calls", &sim, &pages);
-    assert_eq!(parent.ask("forked init; retain 0; alloc 67108865").result, OUT_OF_MEMORY);
-    parent.must("forked init; retain 0; alloc 67108864");
-    assert_eq!(pages.charged(0), 0, "the child is gone");
-    parent.must("init");
-    parent.must("retain 0");
-    parent.must("alloc 67108864");
 }
 
 #[test]
