@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use nix::sys::socket::{MsgFlags, send};
 use tessera_harness::plugin::*;
 use tessera_model::audit::What;
-use tessera_region::layout::{USAGE_BYTES, USAGE_FILE, slot_lock_offset};
+use tessera_region::layout::{USAGE_BYTES, USAGE_FILE};
 use tessera_tenant::shim_install::{PRELOAD, SHIM};
 
 fn usage_file(pages: &std::path::Path) -> std::fs::File {
@@ -41,24 +41,6 @@ async fn a_usage_page_that_is_spoilt_is_restored_and_flagged() {
     let tampered = What::Tampered { what: "usage page".into() };
     let tampered = events.iter().filter(|event| event.what == tampered).count();
     assert!(matches!(tampered, 1 | 2), "{events:?}");
-}
-
-#[tokio::test]
-async fn a_scribbled_usage_page_hurts_its_own_tenant_only() {
-    let node = TestNode::start_with(&format!("{SETTINGS}{HELD}")).await;
-    let bad = node.start_pod("bad", 1).await;
-    let good = node.kubelet.run(&pod("good", 1)).await.unwrap().remove(0);
-    let _tenant = Tenant::hold(&node.pages(&good.device_ids), 2 * GIB);
-    let scribble = vec![0xff; USAGE_BYTES - 4096];
-    usage_file(&bad.pages).write_all_at(&scribble, slot_lock_offset(0)).unwrap();
-    let good = node.allocation(&good.device_ids).await.unwrap();
-    assert_eq!(good.gpus[0].memory_charged_bytes, 2 * GIB);
-    // Nobody owns those slots, so they are recovered, and the next container starts clean.
-    let ids = bad.ids;
-    node.kubelet.remove("default", "bad");
-    node.allocate(&ids).await.unwrap();
-    assert_eq!(node.allocation(&ids).await.unwrap().gpus[0].memory_charged_bytes, 0);
-    Tenant::hold(&node.pages(&ids), GIB);
 }
 
 #[tokio::test]
@@ -288,33 +270,4 @@ async fn whatever_was_removed_while_the_plugin_was_away_is_there_before_it_regis
     assert_eq!(limit(&pages), 8 * GIB);
     drop(Tenant::hold(&pages, 8 * GIB));
     node.stop_plugin().await;
-}
-
-/// The tmpfs is empty, the ledger and kubelet's checkpoint are not.
-#[tokio::test]
-async fn after_a_reboot_restarting_containers_find_their_pages_whoever_is_first() {
-    for kubelet_first in [true, false] {
-        let mut node = TestNode::start().await;
-        let pages = node.start_pod("a", 2).await.pages;
-        node.kubelet.stop().await;
-        node.stop_plugin().await;
-        std::fs::remove_dir_all(node.dir.path().join("pages")).unwrap();
-        if kubelet_first {
-            node.kubelet.resume().await.unwrap();
-            // Without a plugin nobody prepares it, and it finds no page.
-            node.kubelet.start_container(&pod("a", 2), "main").await.unwrap();
-            assert!(!pages.exists());
-            node.launch_plugin();
-        } else {
-            node.launch_plugin();
-            until(|| pages.exists().then_some(())).await;
-            node.kubelet.resume().await.unwrap();
-        }
-        bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
-        assert_eq!(limit(&pages), 16 * GIB, "before it registered");
-        node.kubelet.start_container(&pod("a", 2), "main").await.unwrap();
-        drop(Tenant::hold(&pages, 16 * GIB));
-        assert_eq!(node.status().await.gpus[0].memory_limits_bytes, 16 * GIB);
-        node.stop_plugin().await;
-    }
 }

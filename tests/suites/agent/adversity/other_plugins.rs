@@ -122,19 +122,6 @@ async fn a_pod_that_still_holds_the_gpu_counts_after_its_plugin_has_gone() {
 }
 
 #[tokio::test]
-async fn what_is_not_ours_is_left_alone() {
-    let node = TestNode::start().await;
-    let other_gpu = "GPU-deadbeef-0000-0000-0000-000000000000".to_owned();
-    let _nvidia = Foreign::start(&node, NVIDIA, &[other_gpu]).await;
-    let _amd = Foreign::start(&node, "amd.com/gpu", &["0".to_owned(), "1".to_owned()]).await;
-    let lists = node.kubelet.pod_lists();
-    bounded(node.kubelet.wait_until(|kubelet| kubelet.allocatable("amd.com/gpu") == 2)).await;
-    until(|| (node.kubelet.pod_lists() > lists + 1).then_some(())).await;
-    assert_eq!(node.kubelet.allocatable(GPU), 8);
-    assert_eq!(node.status().await.warnings, Vec::<String>::new());
-}
-
-#[tokio::test]
 async fn warn_sells_on_and_allow_does_not_even_look() {
     let settings = |word: &str| format!("[gpus]\nsold_by_others = \"{word}\"\n{SETTINGS}");
     let mut node = TestNode::without_plugin(&settings("warn")).await;

@@ -9,7 +9,6 @@ use tessera_model::audit::What;
 use tessera_region::layout::{SESSION_SOCKET, USAGE_FILE};
 use tessera_region::quota::QuotaReader;
 use tessera_store::Ledger;
-use tessera_view::status::{Allocation, AllocationState};
 
 #[tokio::test]
 async fn a_pod_gets_its_quota_and_the_shim() {
@@ -31,27 +30,6 @@ async fn a_pod_gets_its_quota_and_the_shim() {
         assert!(std::path::Path::new(&at(path).host_path).is_file(), "{path}");
     }
     assert_eq!(admitted.response.envs["NVIDIA_VISIBLE_DEVICES"], gpu(0).uuid);
-}
-
-#[tokio::test]
-async fn status_names_pods_quota_and_use() {
-    let node = TestNode::start().await;
-    let admitted = node.start_pod("llm-0", 1).await;
-    let tenant = Tenant::hold(&admitted.pages, 3 * GIB);
-    let known = |one: &Allocation| {
-        one.holder.is_some() && one.processes.iter().any(|p| p.host_pid == tenant.pid())
-    };
-    let allocation = node.allocation_until(&admitted.ids, known).await;
-    assert_eq!(allocation.holder.unwrap().pod, "llm-0");
-    assert_eq!(allocation.state, AllocationState::Started);
-    assert_eq!(allocation.gpus[0].memory_charged_bytes, 3 * GIB);
-    let status = node.status().await;
-    assert_eq!(status.gpus[0].memory_limits_bytes, 8 * GIB);
-    assert_eq!(
-        status.gpus[0].replicas.iter().filter(|r| r.allocation_id == allocation.id).count(),
-        1
-    );
-    assert_eq!(status.warnings, Vec::<String>::new());
 }
 
 #[tokio::test]

@@ -86,13 +86,6 @@ fn meta(path: &Path, key: &str) -> Option<u64> {
     read.open_table(META).unwrap().get(key).unwrap().map(|value| value.value())
 }
 
-fn set_meta(path: &Path, key: &str, bytes: u64) {
-    let db = redb::Database::open(path).unwrap();
-    let write = db.begin_write().unwrap();
-    write.open_table(META).unwrap().insert(key, bytes).unwrap();
-    write.commit().unwrap();
-}
-
 #[tokio::test]
 async fn a_bare_context_is_measured_and_charged_to_pods_that_come_later() {
     let mut node = start().await;
@@ -119,49 +112,6 @@ async fn a_bare_context_is_measured_and_charged_to_pods_that_come_later() {
     assert_eq!(context(&node, 0).await, said(430 * MIB, "measured"));
     assert_eq!((constant(&pages), constant(&second_pages)), (400 * MIB, 450 * MIB));
     drop(third);
-}
-
-#[tokio::test]
-async fn another_driver_or_product_starts_again_and_the_old_one_is_remembered() {
-    let mut node = start().await;
-    let (tenant, _) = bare(&node, "a", 450 * MIB).await;
-    until_context(&node, said(450 * MIB, "measured")).await;
-    drop(tenant);
-    let measured = said(450 * MIB, "measured");
-    let formula = said(400 * MIB, "formula");
-    for (driver, product, expected) in [
-        (Some("570.10"), "Example", &formula),
-        (Some("570.1"), "Example 2", &formula),
-        (None, "Example", &formula),
-        (Some("570.1"), "Example", &measured),
-    ] {
-        node.stop_plugin().await;
-        *node.gpus.driver.lock().unwrap() = driver.map(str::to_owned);
-        node.gpus.gpus.lock().unwrap().iter_mut().for_each(|gpu| gpu.name = product.to_owned());
-        node.start_plugin().await;
-        assert_eq!(&context(&node, 0).await, expected, "{driver:?} {product}");
-    }
-    // The same name with another size: what was measured cannot be.
-    node.stop_plugin().await;
-    node.gpus.gpus.lock().unwrap().iter_mut().for_each(|g| g.context_bytes = Some(200 * MIB));
-    node.start_plugin().await;
-    assert_eq!(context(&node, 0).await, said(200 * MIB, "formula"));
-}
-
-#[tokio::test]
-async fn a_damaged_entry_is_not_believed_and_is_replaced() {
-    let mut node = start().await;
-    for bytes in [0, 1, 299 * MIB, 601 * MIB, u64::MAX] {
-        node.stop_plugin().await;
-        set_meta(&node.ledger(), "context/570.1/Example", bytes);
-        node.start_plugin().await;
-        assert_eq!(context(&node, 0).await, said(400 * MIB, "formula"), "{bytes}");
-    }
-    node.stop_plugin().await;
-    set_meta(&node.ledger(), "context/570.1/Example", 1);
-    node.start_plugin().await;
-    let (_tenant, _) = bare(&node, "a", 450 * MIB).await;
-    until_context(&node, said(450 * MIB, "measured")).await;
 }
 
 #[tokio::test]

@@ -238,31 +238,6 @@ async fn after_an_upgrade_old_containers_keep_their_shim_and_new_ones_get_the_ne
     node.stop_plugin().await;
 }
 
-/// The plugin may have begun to make it again before all of it is gone.
-fn remove(shim: &Path) {
-    let _ = std::fs::remove_dir_all(shim.parent().unwrap());
-}
-
-#[tokio::test]
-async fn a_shim_that_was_removed_by_hand_is_back_before_a_container_starts() {
-    let mut node = started_with(OLD).await;
-    run(&node, "old").await;
-    let shim = mounted(&node, "old").await;
-    remove(&shim);
-    assert_eq!(content(&mounted(&node, "old").await), OLD);
-    // Of another version's there is no copy; with today's, the quota holds as well.
-    upgrade(&mut node, NEW).await;
-    remove(&shim);
-    assert_eq!(mounted(&node, "old").await, shim);
-    assert_eq!(content(&shim), NEW);
-    // What containerd makes of a missing source.
-    while std::fs::create_dir(&shim).is_err() {
-        let _ = std::fs::remove_file(&shim);
-    }
-    assert_eq!(content(&mounted(&node, "old").await), NEW);
-    node.stop_plugin().await;
-}
-
 #[tokio::test]
 async fn without_any_shim_to_restore_no_container_starts() {
     let mut node = started_with(OLD).await;

@@ -168,30 +168,6 @@ async fn a_retired_resource_is_served_while_it_is_held_and_counts() {
 }
 
 #[tokio::test]
-async fn a_lost_ledger_gives_each_allocation_its_resource_back() {
-    let mut node = start(LAYOUT).await;
-    offered(&node, 2, 4).await;
-    run(&node, "a", LARGE, 1).await;
-    run(&node, "b", SMALL, 1).await;
-    node.stop_plugin().await;
-    std::fs::remove_file(node.ledger()).unwrap();
-    node.launch_plugin();
-    let named = node
-        .status_until(|status| {
-            let mut named: Vec<_> = status
-                .allocations
-                .iter()
-                .map(|a| Some((a.resource_name.clone(), a.holder.clone()?.pod)))
-                .collect::<Option<_>>()?;
-            named.sort_unstable();
-            (named.len() == 2).then_some(named)
-        })
-        .await;
-    assert_eq!(named, [(LARGE.into(), "a".into()), (SMALL.to_owned(), "b".to_owned())]);
-    offered(&node, 2, 4).await;
-}
-
-#[tokio::test]
 async fn a_container_that_starts_names_what_its_adopted_pages_are() {
     let mut node = start(LAYOUT).await;
     offered(&node, 2, 4).await;

@@ -1,19 +1,15 @@
-//! What kubelets before 1.26 send as `:authority`, against the real server, and what nobody should
-//! send.
+//! What kubelets before 1.26 send as `:authority`, and calls that no kubelet should make, against the real server.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use tessera_harness::http2::{Answer, Client};
 use tessera_harness::scripted::{GPU, Node, bounded};
-use tessera_kubelet::Phase;
-use tessera_kubelet_api::deviceplugin::registration_server::{Registration, RegistrationServer};
 use tessera_kubelet_api::deviceplugin::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, DevicePluginOptions, Empty,
-    ListAndWatchResponse, RegisterRequest,
+    ListAndWatchResponse,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixStream;
 
 const OPTIONS: &str = "/v1beta1.DevicePlugin/GetDevicePluginOptions";
 const LIST: &str = "/v1beta1.DevicePlugin/ListAndWatch";
@@ -27,40 +23,6 @@ async fn node_with_plugin() -> (Node, tessera_harness::scripted::Plugin, PathBuf
     bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
     let socket = node.kubelet.device_plugins_dir().join(node.kubelet.endpoint(GPU).unwrap());
     (node, plugin, socket)
-}
-
-/// The control: without the adaptor, the server resets such requests. Should this fail one day, the
-/// adaptor can go.
-#[tokio::test]
-async fn a_plain_server_resets_requests_with_a_path_as_authority() {
-    struct Nobody;
-    #[tonic::async_trait]
-    impl Registration for Nobody {
-        async fn register(
-            &self,
-            _: tonic::Request<RegisterRequest>,
-        ) -> Result<tonic::Response<Empty>, tonic::Status> {
-            Ok(tonic::Response::new(Empty {}))
-        }
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("plain.sock");
-    let listener = UnixListener::bind(&socket).unwrap();
-    let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
-    tokio::spawn(
-        tonic::transport::Server::builder()
-            .serve_with_incoming(RegistrationServer::new(Nobody), incoming),
-    );
-    let call = |authority| {
-        let socket = socket.clone();
-        async move {
-            let mut client = Client::connect(&socket, authority).await;
-            let request = RegisterRequest::default();
-            client.call::<Empty>("/v1beta1.Registration/Register", &request, 64).await
-        }
-    };
-    assert_eq!(bounded(call(b"localhost")).await, Answer::Ok(Empty {}));
-    assert_eq!(bounded(call(ENCODED_PATH)).await, Answer::Reset(1));
 }
 
 #[tokio::test]
@@ -104,36 +66,6 @@ async fn the_device_stream_goes_on_beside_other_calls() {
     let end = async { bounded(client.message::<ListAndWatchResponse>(stream)).await };
     let ((), end) = tokio::join!(stop, end);
     assert_eq!(end, Answer::Status("0".into(), String::new()));
-}
-
-#[tokio::test]
-async fn garbage_on_the_socket_ends_only_its_own_connection() {
-    let (node, plugin, socket) = node_with_plugin().await;
-    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-    let with_preface = |frame: &[u8]| [&preface[..], frame].concat();
-    let garbage = [
-        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
-        vec![0xff; 100_000],
-        // Index 62 of an empty dynamic table.
-        with_preface(b"\0\0\x01\x01\x05\0\0\0\x01\xbe"),
-        // A header block of 16 MiB, and a CONTINUATION of nothing.
-        with_preface(b"\xff\xff\xff\x01\x00\0\0\0\x01"),
-        with_preface(b"\0\0\0\x09\x04\0\0\0\x01"),
-    ];
-    for bytes in garbage {
-        let mut stream = UnixStream::connect(&socket).await.unwrap();
-        // The server may close before it has read everything.
-        let _ = stream.write_all(&bytes).await;
-        let mut rest = vec![];
-        let _ = bounded(stream.read_to_end(&mut rest)).await;
-    }
-    let half = UnixStream::connect(&socket).await.unwrap();
-    drop(half);
-    assert_eq!(plugin.readiness().report().phase, Phase::Live);
-    assert_eq!((node.kubelet.allocatable(GPU), node.kubelet.registrations()), (2, 1));
-    let mut client = bounded(Client::connect(&socket, ENCODED_PATH)).await;
-    let options: Answer<DevicePluginOptions> = bounded(client.call(OPTIONS, &Empty {}, 64)).await;
-    assert!(matches!(options, Answer::Ok(_)));
 }
 
 #[tokio::test]

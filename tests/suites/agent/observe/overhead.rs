@@ -70,26 +70,6 @@ async fn what_the_driver_shows_beyond_the_charges_is_published_and_ends_with_the
 }
 
 #[tokio::test]
-async fn published_overhead_outlives_the_plugin_and_is_looked_at_again() {
-    let mut node = TestNode::start().await;
-    let pages = node.start_pod("a", 1).await.pages;
-    let tenant = Tenant::hold(&pages, GIB);
-    node.gpus.show(&[uses(tenant.pid(), GIB + 32 * MIB)]);
-    until_overhead(&pages, 32 * MIB).await;
-    node.stop_plugin().await;
-    assert_eq!(overhead(&pages), 32 * MIB);
-    node.start_plugin().await;
-    node.gpus.show(&[uses(tenant.pid(), GIB + 64 * MIB)]);
-    assert_eq!(overhead(&pages), 32 * MIB);
-    // As the shim does when a context is made.
-    let session = connect(&pages);
-    drop(session);
-    let another = Tenant::hold(&pages, MIB);
-    node.gpus.show(&[uses(another.pid(), 80 * MIB + MIB)]);
-    until_overhead(&pages, 80 * MIB).await;
-}
-
-#[tokio::test]
 async fn a_process_outside_the_account_is_flagged_and_counts_against_the_quota() {
     let mut node = TestNode::start().await;
     let Held { ids, pages } = node.start_pod("a", 1).await;

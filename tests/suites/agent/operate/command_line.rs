@@ -6,7 +6,7 @@ use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use tessera_harness::plugin::{GPU, Simulated, bounded, stderr, tessera, until};
+use tessera_harness::plugin::{GPU, Simulated, stderr, tessera, until};
 
 #[test]
 fn a_wrong_configuration_exits_64_with_every_error() {
@@ -36,15 +36,6 @@ fn a_wrong_command_line_exits_64_and_help_does_not() {
     assert_eq!(tessera().output().unwrap().status.code(), Some(64));
     assert_eq!(tessera().arg("--help").output().unwrap().status.code(), Some(0));
     assert_eq!(tessera().arg("--version").output().unwrap().status.code(), Some(0));
-}
-
-#[test]
-fn the_defaults_can_be_printed_and_read_back() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("config.toml");
-    std::fs::write(&file, tessera().args(["config", "default"]).output().unwrap().stdout).unwrap();
-    let checked = tessera().arg("-c").arg(&file).args(["config", "check"]).output().unwrap();
-    assert_eq!(checked.status.code(), Some(0), "{}", stderr(&checked));
 }
 
 /// With a configuration that another user wrote, anybody may listen where the plugin is said to.
@@ -160,34 +151,6 @@ async fn config_check_shows_what_each_gpu_would_be_sold_as() {
     );
     assert_eq!((&rows[3][..2], rows[3][3]), (&["x.dev/small", "2"][..], "25% strict"));
     assert_eq!(rows[4], ["ok"], "{table}");
-}
-
-#[tokio::test]
-async fn simulated_gpus_are_served_and_a_fault_takes_one_out() {
-    let mut node = Simulated::serving().await;
-    let admitted = node.start_pod("a", 2).await;
-
-    let status = node.json();
-    assert_eq!(status["gpus"].as_array().unwrap().len(), 2);
-    assert_eq!(status["plugin"]["registration"], "live");
-    assert_eq!(status["allocations"][0]["replica_ids"].as_array().unwrap().len(), 2);
-    let total = status["gpus"][0]["memory_total_bytes"].as_u64().unwrap();
-    let limit = status["allocations"][0]["gpus"][0]["memory_limit_bytes"].as_u64().unwrap();
-    // What an H200's driver keeps, and the margin, are more than the setting.
-    let each = (total - ((700 << 20) + tessera_model::gpu::DRIVER_MARGIN)) / 4;
-    assert_eq!(limit, (each - each % (1 << 20)) * 2);
-    // Whole UUIDs are for who asks for them.
-    let text = node.run(&["status", "-o", "wide"]);
-    assert!(String::from_utf8_lossy(&text.stdout).contains(&admitted.ids[0][..40]));
-    assert!(node.run(&["status", "--ready"]).status.success());
-
-    node.control(&["xid", "1", "79"]);
-    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
-    let status = node.json();
-    assert_eq!(status["gpus"][1]["health_reason"], "XID 79");
-    assert_eq!(status["gpus"][0]["health"], "healthy");
-
-    assert_eq!(node.terminate().await, Some(0));
 }
 
 /// What bash gets for the last of these words.
@@ -382,27 +345,6 @@ async fn a_node_whose_gpus_are_all_left_out_says_so_with_those_that_there_are() 
     })
     .await;
     assert_eq!(output.status.code(), Some(69), "{}", said(&output));
-}
-
-#[test]
-fn a_console_with_a_wrong_kubeconfig_ends_and_names_the_field() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("kubeconfig");
-    let text = "\
-        apiVersion: v1\n\
-        kind: Config\n\
-        current-context: c\n\
-        contexts: [{name: c, context: {cluster: c, user: u}}]\n\
-        clusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]\n\
-        users: [{name: u, user: {tokenFile: /nowhere/token}}]\n";
-    std::fs::write(&file, text).unwrap();
-    let output = tessera()
-        .args(["console", "--listen", "127.0.0.1:0", "--kubeconfig"])
-        .arg(&file)
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(64), "{}", stderr(&output));
-    assert!(stderr(&output).contains("tokenFile"), "{}", stderr(&output));
 }
 
 #[test]

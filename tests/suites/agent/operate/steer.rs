@@ -223,28 +223,6 @@ async fn each_gpu_of_a_container_may_have_its_own_memory() {
 }
 
 #[tokio::test]
-async fn a_parked_allocation_returns_without_the_room_that_others_were_given() {
-    let node = TestNode::start_with(ROOMY).await;
-    let small = [replica(0, 0)];
-    node.allocate(&small).await.unwrap();
-    set(&node, memory(id_of(&small).as_str(), 24 * GIB)).await.unwrap();
-    // Its replica goes to a larger one beside it, as from an init container to its app.
-    let large = [replica(0, 0), replica(0, 1)];
-    node.allocate(&large).await.unwrap();
-    node.allocate(&[replica(0, 2)]).await.unwrap();
-    node.allocate(&[replica(0, 3)]).await.unwrap();
-    node.pre_start(&small).await.unwrap();
-    // 24 + 8 + 8 fit.
-    assert_eq!(limit(&node.pages(&small)), 24 * GIB);
-    node.allocate(&large).await.unwrap();
-    set(&node, memory(id_of(&[replica(0, 2)]).as_str(), 16 * GIB)).await.unwrap();
-    node.pre_start(&small).await.unwrap();
-    assert_eq!(limit(&node.pages(&small)), 8 * GIB);
-    let status = node.status().await;
-    assert!(status.gpus[0].memory_limits_bytes <= 40 * GIB);
-}
-
-#[tokio::test]
 async fn a_cordoned_gpu_goes_to_nobody_else_and_its_containers_go_on() {
     let mut node = TestNode::start_with(ROOMY).await;
     bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
