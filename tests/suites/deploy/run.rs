@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tempfile::TempDir;
 use tessera_harness::{Conversation, MIB, Owned, Preloaded, SimGpu, artefacts, compile_c, settles};
@@ -244,20 +244,6 @@ fn runs_share_a_gpu_by_their_options_also_when_the_one_that_arbitrates_is_killed
     // Its command goes on, and the second arbitrates both.
     std::thread::sleep(settle);
     settles("after the death", &(700..=800), part);
-}
-
-#[test]
-fn a_strict_share_is_a_cap_also_for_one_that_is_alone() {
-    let bench = Bench::new();
-    let Backlogged { pid, .. } = &Backlogged::new(&bench, &["--cores", "30", "--policy", "strict"]);
-    std::thread::sleep(Duration::from_millis(500));
-    let got = || {
-        let (before, begin) = (bench.busy()[pid], Instant::now());
-        std::thread::sleep(Duration::from_secs(1));
-        let got = u128::from(bench.busy()[pid] - before) * 1000 / begin.elapsed().as_nanos();
-        u64::try_from(got).expect("thousandths")
-    };
-    settles("thousandths of the time, capped at 300", &(250..=350), got);
 }
 
 fn children_of(pid: u32) -> Vec<i32> {

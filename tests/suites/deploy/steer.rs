@@ -3,28 +3,27 @@
 //! kubelet is needed.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tessera_harness::{
-    Conversation, GIB, MIB, PATIENCE, Pages, Preloaded, Running, SimGpu, artefacts, compile_c,
-    own_paths, settles, workspace,
+    GIB, MIB, Owned, Pages, Preloaded, Running, SimGpu, artefacts, own_paths, settles, workspace,
 };
 use tessera_region::layout::PAGES_DIR_ENV;
 use tessera_region::quota::{GpuQuota, Policy};
 
 use crate::{text, until};
 
-const OUT_OF_MEMORY: i64 = 2;
 const ONE: &str = "11111111111111111111111111111111";
 const TWO: &str = "22222222222222222222222222222222";
 
 /// A node without a kubelet.
 struct Node {
+    /// Ends before what it works on goes.
+    plugin: Option<Owned>,
     sim: SimGpu,
     dir: TempDir,
-    plugin: Option<Child>,
 }
 
 impl Node {
@@ -43,7 +42,7 @@ impl Node {
         );
         std::fs::write(dir.path().join("config.toml"), config).expect("just made");
         std::fs::create_dir(kubelet).expect("just made");
-        let mut node = Self { sim, dir, plugin: None };
+        let mut node = Self { plugin: None, sim, dir };
         for id in ids {
             let gpu = GpuQuota {
                 uuid: node.sim.uuid(0).to_owned(),
@@ -71,16 +70,10 @@ impl Node {
     }
 
     fn serve(&mut self) {
-        self.plugin = Some(self.tessera(&["serve"]).spawn().expect("tessera starts"));
+        self.plugin = Some(Owned(self.tessera(&["serve"]).spawn().expect("tessera starts")));
         until("no allocations", || {
             self.says(&["quota", "show", "-o", "json"]).0.contains(ONE).then_some(())
         });
-    }
-
-    fn kill(&mut self) {
-        let mut plugin = self.plugin.take().expect("it runs");
-        plugin.kill().expect("it runs");
-        plugin.wait().expect("it was killed");
     }
 
     /// What a command says on standard output, on standard error, and its exit status.
@@ -115,15 +108,6 @@ impl Node {
     }
 }
 
-impl Drop for Node {
-    fn drop(&mut self) {
-        if let Some(plugin) = &mut self.plugin {
-            let _ = plugin.kill();
-            let _ = plugin.wait();
-        }
-    }
-}
-
 /// The client that `docs/steering.md` names.
 #[test]
 fn a_python_client_steers_as_the_documentation_says() {
@@ -145,55 +129,6 @@ fn a_python_client_steers_as_the_documentation_says() {
     let refused = run("4000");
     assert!(!refused.status.success());
     assert!(text(&refused.stderr).contains("422: "), "{}", text(&refused.stderr));
-}
-
-#[test]
-fn memory_grows_and_shrinks_under_a_running_process() {
-    let mut node = Node::start(&[ONE]);
-    let mut tenant = Conversation::start(node.tenant(&compile_c("calls"), ONE));
-    tenant.must("init");
-    tenant.must("retain 0");
-    assert_eq!(tenant.must("total 0"), GIB);
-    let large = tenant.must(&format!("alloc {}", 900 * MIB));
-    let more = format!("alloc {}", 200 * MIB);
-    assert_eq!(tenant.ask(&more).result, OUT_OF_MEMORY);
-
-    let said = node.must(&["quota", "set", ONE, "--memory", "2GiB", "--reason", "batch"]);
-    assert!(said.contains("1 GiB -> 2 GiB"), "{said}");
-    let second = tenant.must(&more);
-    let free = tenant.must("info");
-    assert_eq!(free, 2 * GIB - (64 + 900 + 200) * MIB);
-
-    // Not below what it holds, and nothing of it has happened.
-    let (_, error, status) = node.says(&["quota", "set", ONE, "--memory", "512MiB"]);
-    assert_eq!(status, Some(1));
-    assert!(error.contains("uses 1.1 GiB") && error.contains("--force"), "{error}");
-    assert_eq!(tenant.must("info"), free);
-
-    // By force: what it has it keeps, and nothing is negative or wraps around.
-    let said = node.must(&["quota", "set", ONE, "--memory", "512MiB", "--force"]);
-    assert!(said.contains("every new request is refused"), "{said}");
-    assert_eq!(tenant.must("info"), 0);
-    assert_eq!(tenant.must("total 0"), 512 * MIB);
-    assert_eq!(tenant.ask("alloc 1").result, OUT_OF_MEMORY);
-    tenant.must(&format!("free {second}"));
-    assert_eq!(tenant.ask("alloc 1").result, OUT_OF_MEMORY);
-    assert_eq!(tenant.must("info"), 0);
-
-    // The plugin starts again; the container's processes notice nothing.
-    node.kill();
-    node.serve();
-    assert_eq!(tenant.must("total 0"), 512 * MIB);
-    tenant.must(&format!("free {large}"));
-    assert_eq!(tenant.must("info"), (512 - 64) * MIB);
-    tenant.must(&format!("alloc {}", 400 * MIB));
-
-    node.must(&["quota", "reset", ONE]);
-    assert_eq!(tenant.must("total 0"), GIB);
-    tenant.must(&format!("alloc {}", 500 * MIB));
-    let shown = node.must(&["quota", "show", ONE]);
-    assert!(shown.contains("the same"), "{shown}");
-    assert!(tenant.finish().success());
 }
 
 #[test]
@@ -227,30 +162,4 @@ fn gpu_time_is_divided_again_and_capped_under_running_processes() {
     settles("percent of the time, undivided", &(50..=100), of_the_time);
     node.must(&["quota", "set", ONE, "--policy", "strict"]);
     settles("percent, after the second change of policy", &(10..=30), of_the_time);
-}
-
-/// Work that waits for another process, and for its own thread out of a graph: under the plugin's arbiter,
-/// beside a tenant with a backlog, and alone under a cap that is set meanwhile.
-#[test]
-fn programs_whose_work_waits_go_on_under_the_plugin() {
-    let node = Node::start(&[ONE, TWO]);
-    let waits = compile_c("waits");
-    let steps = |shape: &str| {
-        let program = node.tenant(&waits, ONE).arg(shape).arg("700");
-        let out = program.timeout(PATIENCE).run();
-        assert!(out.success(), "{shape}: {out}");
-        let said = out.stdout.lines().find_map(|line| line.strip_prefix("steps "));
-        said.and_then(|steps| steps.parse::<u64>().ok()).unwrap_or_else(|| panic!("{shape}: {out}"))
-    };
-    let neighbour = node.load(TWO);
-    // One that hangs until the gate gives way does not make two in that time, however often it tries.
-    let goes_on = 2..=u64::MAX;
-    for shape in ["semaphores", "nodes"] {
-        settles(&format!("steps of {shape} beside a backlog"), &goes_on, || steps(shape));
-    }
-    drop(neighbour);
-    node.must(&["quota", "set", ONE, "--cores", "20", "--policy", "strict"]);
-    for shape in ["semaphores", "nodes"] {
-        settles(&format!("steps of {shape} under a cap"), &goes_on, || steps(shape));
-    }
 }
