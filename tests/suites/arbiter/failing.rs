@@ -166,15 +166,6 @@ fn nobody_is_let_pass_while_something_goes_on() {
     until("it is closed once more", || holder.epoch() > epoch);
 }
 
-#[test]
-fn who_never_drains_gets_its_next_lease_all_the_same() {
-    let arbiter = arbiter();
-    let (holder, peer, _stuck, _worker, _epoch) = closing(&arbiter);
-    let leases = holder.share(&arbiter).totals.leases;
-    peer.want();
-    until("it is let in again", || holder.share(&arbiter).totals.leases > leases);
-}
-
 // An arbiter ends, in order or not, and another takes its place.
 
 #[test]

@@ -115,19 +115,6 @@ fn who_is_alone_is_not_taken_to_have_drained_by_what_it_counted() {
 }
 
 #[test]
-fn operations_that_nobody_is_there_to_mark_do_not_keep_the_gpu() {
-    let pair = Pair::new();
-    pair.settle_first();
-    // Its thread was stopped behind the launch, before the marker, which would be a word.
-    pair.page.used_lanes[0].store(1, Ordering::SeqCst);
-    pair.page.admitted.fetch_add(2, Ordering::SeqCst);
-    pair.page.usual_us.store(200, Ordering::SeqCst);
-    pair.close();
-    pair.waiter.opens();
-    assert_eq!(pair.holder.share(&pair.arbiter).totals.overlaps, 0, "sooner than the deadline");
-}
-
-#[test]
 fn a_file_that_is_no_flight_page_ends_the_connection_and_nothing_else() {
     let arbiter = arbiter();
     let tenant = Tenant::new("bad", 500).at(&arbiter);
