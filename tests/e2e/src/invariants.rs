@@ -33,8 +33,6 @@ pub struct Invariants<'a> {
 /// Which pods kubelet may have refused, by what a case does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusals {
-    /// None: no pod came while there was no plugin.
-    None,
     /// Those that came while the plugin, or kubelet, was being replaced in an orderly way.
     WhileReplaced,
     /// Also those that it was asked for when it was killed.
@@ -63,21 +61,16 @@ impl<'a> Invariants<'a> {
     }
 
     /// Checks everything that can be checked at once; what is released after a grace is checked by
-    /// [`nothing_is_left`]. `paths_lost` says that containers from before have lost their pages, so
-    /// that new processes in them must be refused; `allowed`, which pods kubelet may have.
-    pub fn finish(self, paths_lost: bool, allowed: Refusals) -> Result<Report> {
+    /// [`nothing_is_left`]. `allowed` says which pods kubelet may have refused.
+    pub fn finish(self, allowed: Refusals) -> Result<Report> {
         let report = Report {
             samples: self.sampler.stop()?,
             refusals: refusals(&self.suite.kubectl.items(&["pods", "-n", NAMESPACE])?),
         };
         self.server.check_untouched()?;
         self.quiet.check_incarnation(&self.quiet_before)?;
-        if paths_lost {
-            self.quiet.check_refused()?;
-        } else {
-            // A process that first meets CUDA now, in a container from before.
-            check_fill(self.quiet.fill(SHARE_BYTES)?, SHARE_BYTES)?;
-        }
+        // A process that first meets CUDA now, in a container from before.
+        check_fill(self.quiet.fill(SHARE_BYTES)?, SHARE_BYTES)?;
         for refusal in &report.refusals {
             ensure!(
                 is_unavoidable(refusal, allowed),
@@ -119,7 +112,6 @@ fn refusals(pods: &[Value]) -> Vec<String> {
 pub fn is_unavoidable(message: &str, allowed: Refusals) -> bool {
     let is = |causes: &[&str]| causes.iter().any(|cause| message.contains(cause));
     match allowed {
-        Refusals::None => false,
         Refusals::WhileReplaced => is(NO_PLUGIN) || is(CLIENT_CLOSED),
         Refusals::WhenKilled => is(NO_PLUGIN) || is(CLIENT_CLOSED) || is(SERVER_DIED),
     }
@@ -293,7 +285,6 @@ mod tests {
                 assert!(!is_unavoidable(&format!("{ASKED}{message}"), allowed), "{message}");
             }
         }
-        assert!(!is_unavoidable(unavailable, Refusals::None));
     }
 
     #[test]
@@ -303,7 +294,6 @@ mod tests {
         );
         assert!(is_unavoidable(&message, Refusals::WhenKilled));
         assert!(is_unavoidable(&message, Refusals::WhileReplaced));
-        assert!(!is_unavoidable(&message, Refusals::None));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::cluster::{Cluster, Kubelet};
 use crate::deploy::{NAMESPACE, Plugin};
 use crate::dra::mode;
 use crate::kubectl::{self, Kubectl};
-use crate::pods::{self, Container, Pod, Restart};
+use crate::pods::{self, Container, Pod};
 use crate::wait::{self, Look};
 
 use std::collections::BTreeSet;
@@ -133,25 +133,6 @@ impl<'a> Suite<'a> {
             list => list?,
         };
         Ok(uids(&serde_json::from_str(&list).context("kubelet's pods")?))
-    }
-
-    /// Runs a script as root that sees, and may change, the mounts below kubelet's plugins.
-    pub fn on_node(&self, script: &str) -> Result<()> {
-        let plugins = "/var/lib/kubelet/plugins";
-        let main = Container::new("main", 0, &["sh", "-ec", script]);
-        let mut pod = pods::manifest("on-node", Restart::Never, &[], &[main]);
-        let spec = &mut pod["spec"];
-        spec["nodeSelector"] = json!({"kubernetes.io/hostname": self.node});
-        spec["volumes"] = json!([{"name": "plugins", "hostPath": {"path": plugins}}]);
-        let container = &mut spec["containers"][0];
-        container["securityContext"] = json!({"privileged": true});
-        container["volumeMounts"] = json!([
-            {"name": "plugins", "mountPath": plugins, "mountPropagation": "Bidirectional"},
-        ]);
-        let pod = Pod::put(self.kubectl, &pod)?;
-        let over = pod.wait_until_over()?;
-        ensure!(over["phase"] == "Succeeded", "{script}: {}", pod.log("main", false)?);
-        pod.forget()
     }
 
     fn heartbeat(&self) -> Result<(bool, String)> {

@@ -152,10 +152,6 @@ pub fn pods_beyond_the_last_share_wait_and_get_what_is_freed_at_once(
 
 // `container.device_list_strategy` on a real kubelet and runtime, as far as it needs no toolkit.
 
-/// Below what the plugin's pod has mounted, and [`Suite::on_node`] as well.
-const ROOT: &str = "/var/lib/kubelet/plugins/tessera.dev/driver";
-const INSIDE: &str = "/usr/local/tessera/driver";
-
 /// Runs `then` with the plugin under another configuration.
 fn under(suite: &Suite<'_>, config: &str, then: impl FnOnce() -> Result<()>) -> Result<()> {
     suite.reconfigure(Some(config))?;
@@ -184,47 +180,6 @@ fn check_void(pod: &Pod<'_>) -> Result<()> {
     let visible = pod.exec(&["sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES"])?;
     ensure!(visible == "void\n", "NVIDIA_VISIBLE_DEVICES={visible}");
     Ok(())
-}
-
-pub fn driver_root_and_device_nodes_serve_without_a_toolkit(suite: &Suite<'_>) -> Result<()> {
-    // As a container that installs the driver leaves it: links that are right inside its root.
-    suite.on_node(&format!(
-        "mkdir -p {ROOT}/usr/lib64 {ROOT}/dev
-         for f in libcuda libnvidia-ml; do
-             cp /opt/simgpu/$f.so.1 {ROOT}/usr/lib64/$f.so.1.2.3
-             ln -sf /usr/lib64/$f.so.1.2.3 {ROOT}/usr/lib64/$f.so.1
-         done
-         cd {ROOT}/dev; rm -f nvidia*
-         mknod nvidia0 c 1 3; mknod nvidia1 c 1 3; mknod nvidiactl c 1 5"
-    ))?;
-    let (mounts, env) = CONFIG.split_once("# Where NVIDIA's toolkit").unwrap_or((CONFIG, ""));
-    let hardware = env.split_once("# The simulated hardware").map_or("", |(_, rest)| rest);
-    let config = format!(
-        "{mounts}
-[container]
-device_list_strategy = \"device-nodes\"
-[driver]
-root = \"{ROOT}\"
-device_nodes = [\"/dev/nvidia{{minor}}\", \"/dev/nvidiactl\"]
-#{hardware}"
-    );
-    let outcome = under(suite, &config, || {
-        let pod = Pod::start(suite.kubectl, "bare", tenant("main"))?;
-        let numbers = pod.exec(&["stat", "-c", "%t:%T %F", "/dev/nvidia0", "/dev/nvidiactl"])?;
-        let device = "character special file";
-        ensure!(numbers == format!("1:3 {device}\n1:5 {device}\n"), "{numbers}");
-        let other = pod.try_exec(&["test", "-e", "/dev/nvidia1"])?;
-        ensure!(other.code != Some(0), "another GPU's node is there");
-        let libraries = pod.exec(&["ls", INSIDE])?;
-        let wanted = "libcuda.so.1\nlibcuda.so.1.2.3\nlibnvidia-ml.so.1\nlibnvidia-ml.so.1.2.3\n";
-        ensure!(libraries == wanted, "{libraries}");
-        let toolkits = pod.try_exec(&["test", "-e", "/usr/lib/x86_64-linux-gnu/libcuda.so.1"])?;
-        ensure!(toolkits.code != Some(0), "the driver is there twice");
-        check_void(&pod)?;
-        check_quota(&pod)
-    });
-    suite.on_node(&format!("rm -rf {ROOT}"))?;
-    outcome
 }
 
 /// With a runtime that knows CDI a container gets all by it; with one that does not, nothing: no

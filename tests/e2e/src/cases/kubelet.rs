@@ -1,7 +1,6 @@
 //! Kubelet and the plugin, down and up at awkward moments.
 
 use anyhow::{Result, bail, ensure};
-use serde_json::Value;
 
 use super::delivery::check_fill;
 use crate::deploy::{REPLICAS, SHARE_BYTES};
@@ -45,7 +44,7 @@ pub fn kubelet_restarts_in_the_middle_of_allocate(suite: &Suite<'_>) -> Result<(
         let pod = Pod::idle(suite.kubectl, name, shares)?;
         check_fill(pod.fill(shares * SHARE_BYTES)?, shares * SHARE_BYTES)?;
     }
-    let report = watched.finish(false, Refusals::WhileReplaced)?;
+    let report = watched.finish(Refusals::WhileReplaced)?;
     println!("     {} refused: {:?}", report.refusals.len(), report.refusals);
     Ok(())
 }
@@ -81,47 +80,6 @@ fn admitted_or_refused_for_good_reason(pod: &Pod<'_>) -> Result<()> {
     }
     ensure!(pod.gpu()?.total == 2 * SHARE_BYTES, "{:?}", pod.gpu()?);
     Ok(())
-}
-
-// Somebody removes what lies on the host. Containers that start without it are refused CUDA or not
-// started; nothing is handed out before it is whole again. What the plugin makes again by itself,
-// tests/suites/agent shows (`adversity::failures`).
-
-pub fn host_paths_deleted_while_the_plugin_is_away(suite: &Suite<'_>) -> Result<()> {
-    suite.plugin.supervise()?;
-    let watched = Invariants::watch(suite)?;
-    let victim = Pod::idle(suite.kubectl, "victim", 1)?;
-    let (before, _) = victim.incarnation()?;
-    suite.hold_plugin()?;
-    suite.host(
-        "rm -rf $pages/* $pages/.spare $state/shim $state/ledger.redb
-         rm -f /var/lib/kubelet/device-plugins/tessera*",
-    )?;
-    // Its container ends, and must not come back with a GPU that nobody limits.
-    suite.host(&format!("kill -9 {}", victim.host_pid(suite)?))?;
-    let runs = |status: &Value| {
-        let first = &status["containerStatuses"][0];
-        first["restartCount"].as_u64() > Some(before) && first["state"]["running"].is_object()
-    };
-    let tried = victim.wait_for_status("kubelet has tried", |status| {
-        let waits = &status["containerStatuses"][0]["state"]["waiting"]["reason"];
-        runs(status) || waits.is_string()
-    })?;
-    let unlimited = runs(&tried);
-    if unlimited {
-        victim.check_refused()?;
-    }
-    suite.release_plugin()?;
-    suite.plugin.wait_for_replicas(REPLICAS)?;
-    if unlimited {
-        victim.restart_container(suite)?;
-    } else {
-        victim.wait_for_restart(before)?;
-    }
-    check_fill(victim.fill(SHARE_BYTES)?, SHARE_BYTES)?;
-    let fresh = Pod::idle(suite.kubectl, "fresh", 1)?;
-    check_fill(fresh.fill(SHARE_BYTES)?, SHARE_BYTES)?;
-    watched.finish(true, Refusals::None).map(drop)
 }
 
 // A node that loses power and comes back.

@@ -42,7 +42,7 @@ pub fn rolling_update_while_pods_come_and_run(suite: &Suite<'_>) -> Result<()> {
             ensure!(status["reason"] == "UnexpectedAdmissionError", "{status}");
         }
     }
-    let report = watched.finish(false, Refusals::WhileReplaced)?;
+    let report = watched.finish(Refusals::WhileReplaced)?;
     println!("     {succeeded} of {} pods ran; refused: {:?}", pods.len(), report.refusals);
     // Those bound in the seconds without a plugin, and no more.
     ensure!(succeeded * 2 > pods.len(), "only {succeeded} of {} ran", pods.len());
@@ -147,7 +147,7 @@ pub fn plugin_is_killed_at_random_moments_of_pod_churn(suite: &Suite<'_>) -> Res
         Err(_) => bail!("the killer panicked"),
     };
     let succeeded = churned?;
-    let report = watched.finish(false, Refusals::WhenKilled)?;
+    let report = watched.finish(Refusals::WhenKilled)?;
     let mut causes: BTreeMap<&str, usize> = BTreeMap::new();
     for refusal in &report.refusals {
         let end = refusal.rsplit("desc = ").next().unwrap_or_default();
