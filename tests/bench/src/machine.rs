@@ -1,4 +1,4 @@
-//! What the figures were measured on; clocks in nanoseconds, and what the kernel reports about another process.
+//! What the figures were measured on, and what the kernel reports about another process.
 
 use std::fs;
 
@@ -58,19 +58,6 @@ fn kernel() -> String {
     release.trim().to_owned()
 }
 
-/// `CLOCK_MONOTONIC`, which all processes of a machine share.
-pub fn now_ns() -> u64 {
-    read(libc::CLOCK_MONOTONIC)
-}
-
-/// A clock by its id, of this process or another.
-fn read(clock: libc::clockid_t) -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a live out-parameter; a clock that does not exist leaves it 0.
-    unsafe { libc::clock_gettime(clock, &raw mut now) };
-    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
-}
-
 #[derive(Clone, Copy, Debug)]
 pub struct Process(pub u32);
 
@@ -93,6 +80,9 @@ impl Process {
         // SAFETY: `clock` is a live out-parameter.
         let failed = unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) };
         anyhow::ensure!(failed == 0, "process {pid} has no CPU clock: {failed}");
-        Ok(read(clock))
+        let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `used` is a live out-parameter; the clock of a process that has ended leaves it 0.
+        unsafe { libc::clock_gettime(clock, &raw mut used) };
+        Ok(u64::try_from(used.tv_sec)? * 1_000_000_000 + u64::try_from(used.tv_nsec)?)
     }
 }

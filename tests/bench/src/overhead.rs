@@ -1,13 +1,12 @@
 //! What the shim adds to single calls, and to a program that never uses CUDA.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Instant;
 
 use anyhow::Context;
 
 use crate::report::Report;
-use crate::stats::Pair;
-use crate::world::World;
+use crate::world::{World, alternate, printed};
 
 /// Rounds of each, alternating.
 const ROUNDS: usize = 31;
@@ -30,56 +29,26 @@ const CALLS: [(&str, &str, &str, &str, f64); 6] = [
 pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     for (task, key, what, unit, most) in CALLS {
         crate::note(what);
-        let pair = alternate(world, task)?;
+        let pages = world.pages(AMPLE);
+        let [pair] = alternate(ROUNDS, |with_shim| match with_shim {
+            true => printed(world.hooked(&[task], &pages)?),
+            false => printed(world.bare(&[task])?),
+        })?;
         report.pair(key, what, unit, &pair, most);
     }
     crate::note("/bin/true");
-    let pair = true_program(world)?;
+    let shim = world.artefacts.path("libtessera.so");
+    let [pair] = alternate(TRUES, |with_shim| {
+        let mut command = Command::new("/bin/true");
+        if with_shim {
+            command.env("LD_PRELOAD", &shim);
+        }
+        let start = Instant::now();
+        let status = command.status().context("cannot run /bin/true")?;
+        let elapsed = start.elapsed().as_secs_f64() * 1e6;
+        anyhow::ensure!(status.success(), "/bin/true failed under the shim: {status}");
+        Ok([elapsed])
+    })?;
     report.pair("true_overhead_us", "/bin/true", "µs", &pair, 100.0);
     Ok(())
-}
-
-fn alternate(world: &World, task: &str) -> anyhow::Result<Pair> {
-    let pages = world.pages(AMPLE);
-    let (mut bare, mut hooked) = (Vec::new(), Vec::new());
-    for round in 0..ROUNDS {
-        // The first of the two changes, so that neither always finds the machine warmer.
-        let order = if round % 2 == 0 { [false, true] } else { [true, false] };
-        for with_shim in order {
-            if with_shim {
-                hooked.push(one(world.hooked(&[task], &pages)?)?);
-            } else {
-                bare.push(one(world.bare(&[task])?)?);
-            }
-        }
-    }
-    Ok(Pair::new(bare, hooked))
-}
-
-fn one(mut command: Command) -> anyhow::Result<f64> {
-    let output = command.stderr(Stdio::inherit()).output()?;
-    anyhow::ensure!(output.status.success(), "{command:?} failed: {}", output.status);
-    let text = String::from_utf8_lossy(&output.stdout);
-    text.trim().parse().with_context(|| format!("{command:?} printed {text:?}"))
-}
-
-/// Microseconds that `/bin/true` takes from start to end.
-fn true_program(world: &World) -> anyhow::Result<Pair> {
-    let shim = world.artefacts.path("libtessera.so");
-    let (mut bare, mut hooked) = (Vec::new(), Vec::new());
-    for round in 0..TRUES {
-        let order = if round % 2 == 0 { [false, true] } else { [true, false] };
-        for with_shim in order {
-            let mut command = Command::new("/bin/true");
-            if with_shim {
-                command.env("LD_PRELOAD", &shim);
-            }
-            let start = Instant::now();
-            let status = command.status().context("cannot run /bin/true")?;
-            let elapsed = start.elapsed().as_secs_f64() * 1e6;
-            anyhow::ensure!(status.success(), "/bin/true failed under the shim: {status}");
-            if with_shim { hooked.push(elapsed) } else { bare.push(elapsed) }
-        }
-    }
-    Ok(Pair::new(bare, hooked))
 }

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use strum::VariantArray;
+use tessera_harness::monotonic_ns;
 use tessera_tenant_program::memory::Api;
 
-use crate::machine;
 use crate::report::Report;
 use crate::stats::Sample;
 use crate::world::{Account, CONTEXT, World};
@@ -75,7 +75,7 @@ fn after_driver(world: &World, api: Api) -> anyhow::Result<Sample> {
         while account.used()? >= before {
             anyhow::ensure!(Instant::now() < patience, "the driver keeps a dead process's bytes");
         }
-        let released = machine::now_ns();
+        let released = monotonic_ns();
         holder.wait()?;
         line.clear();
         answers.read_line(&mut line)?;

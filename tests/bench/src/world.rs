@@ -10,6 +10,8 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use tessera_region::layout::PAGES_DIR_ENV;
 
+use crate::stats::Pair;
+
 /// The simulator's configuration under every figure; it goes into the summary word for word.
 /// Launches, events and markers cost no GPU time, so that nothing but calls is measured; the
 /// driver gives a dead process's memory back at once, so that recovery is the ledger's alone.
@@ -153,6 +155,34 @@ impl World {
         anyhow::ensure!(line.starts_with('/'), "`tessera run` did not start");
         Ok(Pages { path: line.trim().into(), _kept: Kept::Run(run) })
     }
+}
+
+/// Figures of so many rounds, each of which `one` gives without the shim and with it.
+pub fn alternate<const N: usize>(
+    rounds: usize,
+    mut one: impl FnMut(bool) -> anyhow::Result<[f64; N]>,
+) -> anyhow::Result<[Pair; N]> {
+    let mut values: [[Vec<f64>; 2]; N] = std::array::from_fn(|_| [Vec::new(), Vec::new()]);
+    for round in 0..rounds {
+        // The first of the two changes, so that neither always finds the machine warmer.
+        let order = if round % 2 == 0 { [false, true] } else { [true, false] };
+        for with_shim in order {
+            for (figure, value) in values.iter_mut().zip(one(with_shim)?) {
+                figure[usize::from(with_shim)].push(value);
+            }
+        }
+    }
+    Ok(values.map(|[bare, hooked]| Pair::new(bare, hooked)))
+}
+
+/// The numbers that a command prints.
+pub fn printed<const N: usize>(mut command: Command) -> anyhow::Result<[f64; N]> {
+    let output = command.stderr(Stdio::inherit()).output()?;
+    anyhow::ensure!(output.status.success(), "{command:?} failed: {}", output.status);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let numbers: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let printed = || anyhow::anyhow!("{command:?} printed {text:?}");
+    <[f64; N]>::try_from(numbers).map_err(|_| printed())
 }
 
 /// An allocation's pages, removed with this value.

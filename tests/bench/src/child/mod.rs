@@ -7,12 +7,12 @@ use std::io::Write;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
+use tessera_harness::monotonic_ns;
 use tessera_tenant_program::cuda::{Cuda, Stream};
 use tessera_tenant_program::driver::Resolve;
 use tessera_tenant_program::memory::Api;
 use tessera_tenant_program::{Device, Target};
 
-use crate::machine;
 use crate::stats::Sample;
 
 /// Calls timed together: long enough for the clock, short enough to fit between preemptions.
@@ -186,7 +186,7 @@ fn take(bytes: u64) -> anyhow::Result<()> {
         let deadline = Instant::now() + Duration::from_secs(10);
         let (at, block) = loop {
             match cuda.allocate(Api::Plain, bytes, Stream::LEGACY) {
-                Ok(block) => break (machine::now_ns(), block),
+                Ok(block) => break (monotonic_ns(), block),
                 Err(error) if error.is_out_of_memory() => {}
                 Err(error) => return Err(failed(error)),
             }

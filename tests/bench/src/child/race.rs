@@ -5,12 +5,11 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tessera_harness::Rng;
+use tessera_harness::{Rng, monotonic_ns};
 use tessera_tenant_program::cuda::{Cuda, Stream};
 use tessera_tenant_program::memory::{Api, Block};
 
 use super::{failed, open, say};
-use crate::machine;
 use crate::race::CHUNK;
 
 /// Does what the lines on its standard input say, and answers each.
@@ -90,10 +89,10 @@ fn ask(cuda: &Cuda, slot: &mut Option<Block>, api: Api) -> anyhow::Result<bool> 
 
 fn ask_at(cuda: &Cuda, slot: &mut Option<Block>, api: Api, at: u64) -> anyhow::Result<u64> {
     cuda.bind().map_err(failed)?;
-    let ahead = at.saturating_sub(machine::now_ns());
+    let ahead = at.saturating_sub(monotonic_ns());
     // Asleep most of the way: with more threads than cores, spinning would make them late.
     std::thread::sleep(Duration::from_nanos(ahead.saturating_sub(200_000)));
-    while machine::now_ns() < at {
+    while monotonic_ns() < at {
         std::hint::spin_loop();
     }
     if slot.is_none() {

@@ -22,10 +22,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use strum::VariantArray;
-use tessera_harness::Rng;
+use tessera_harness::{Rng, monotonic_ns};
 use tessera_tenant_program::memory::Api;
 
-use crate::machine;
 use crate::report::Report;
 use crate::world::{Account, CONTEXT, World};
 use team::Team;
@@ -139,7 +138,7 @@ fn contended(
     let mut rng = Rng::with_seed(1);
     for round in 0..ROUNDS {
         let kill = round % KILL_EVERY == KILL_EVERY - 1;
-        let at = machine::now_ns() + u64::try_from(MUSTER.as_nanos())?;
+        let at = monotonic_ns() + u64::try_from(MUSTER.as_nanos())?;
         team.order(|place| format!("round {at} {}", list(apis, place + round)))?;
         if kill {
             std::thread::sleep(MUSTER + Duration::from_micros(rng.u64(..1500)));
