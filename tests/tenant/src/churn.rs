@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use serde_json::json;
 
-use crate::Target;
+use crate::Device;
 use crate::args::Args;
 use crate::cuda::{Cuda, Stream};
 use crate::exit::{self, CudaError, Exit};
@@ -79,8 +79,8 @@ impl Counters {
     }
 }
 
-pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
-    let cuda = Cuda::open(target)?;
+pub fn run(device: Device, options: &Options) -> Result<(), Exit> {
+    let cuda = Cuda::open(device)?;
     // The others' memory must leave each process room for its context.
     processes::muster();
     let (free_before, _) = cuda.mem_info()?;

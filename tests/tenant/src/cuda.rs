@@ -8,10 +8,10 @@ use tessera_cuda::types::{
     CUresult, CUstream, CUuuid,
 };
 
+use crate::Device;
 use crate::driver::{Driver, call};
 use crate::exit::{self, CudaError, Exit};
 use crate::memory::OwnPool;
-use crate::{Device, Target};
 
 /// A kernel that keeps the GPU busy for the nanoseconds of its parameter, by `%globaltimer`; the
 /// simulated driver gives a kernel of this name the same duration.
@@ -78,18 +78,18 @@ pub(crate) fn made<T: Default>(
 }
 
 /// `cuInit` on a freshly loaded driver.
-pub fn initialise(target: Target) -> Result<Driver, Exit> {
-    let driver = Driver::load(target.resolve)?;
+pub fn initialise() -> Result<Driver, Exit> {
+    let driver = Driver::load()?;
     // SAFETY: cuInit takes flags only, which must be 0.
     unsafe { call!(driver, init(0)) }?;
     Ok(driver)
 }
 
 impl Cuda {
-    /// Loads the driver, initialises it and retains the target's primary context.
-    pub fn open(target: Target) -> Result<Self, Exit> {
-        let driver = initialise(target)?;
-        let ordinal = match target.device {
+    /// Loads the driver, initialises it and retains the device's primary context.
+    pub fn open(device: Device) -> Result<Self, Exit> {
+        let driver = initialise()?;
+        let ordinal = match device {
             Device::Ordinal(ordinal) => ordinal,
             Device::Uuid(uuid) => find(&driver, uuid)?,
         };

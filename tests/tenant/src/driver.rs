@@ -1,4 +1,4 @@
-//! The driver functions this client calls, found by `dlsym` or through `cuGetProcAddress`.
+//! The driver functions this client calls, found by `dlsym`.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 
@@ -6,28 +6,6 @@ use tessera_cuda::coverage::base_name;
 use tessera_cuda::types::*;
 
 use crate::exit::{self, Exit};
-
-/// How functions are found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resolve {
-    /// `dlsym` of the export, as a program linked against libcuda does.
-    Dlsym,
-    /// `cuGetProcAddress` for CUDA 12.0, as the runtime library does.
-    ProcAddress,
-}
-
-/// The version asked of `cuGetProcAddress`.
-const CUDA_12_0: c_int = 12000;
-
-type GetProcAddressV2 = unsafe extern "C" fn(
-    *const c_char,
-    *mut *mut c_void,
-    c_int,
-    cuuint64_t,
-    *mut CUdriverProcAddressQueryResult,
-) -> CUresult;
-type GetProcAddress =
-    unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, cuuint64_t) -> CUresult;
 
 /// A function of the driver, which may be older than it.
 #[derive(Clone, Copy)]
@@ -65,14 +43,13 @@ macro_rules! driver {
 
         impl Driver {
             /// Loads `libcuda.so.1` and finds every function that it has.
-            pub fn load(resolve: Resolve) -> Result<Self, Exit> {
+            pub fn load() -> Result<Self, Exit> {
                 let library = Library::open(c"libcuda.so.1")?;
-                let finder = Finder::new(&library, resolve)?;
                 Ok(Self {
                     $($field: Function {
                         name: base_name($export),
                         // SAFETY: not null, and the driver's function of this name has this type.
-                        pointer: finder.find($export).map(|pointer| unsafe {
+                        pointer: library.symbol($export).map(|pointer| unsafe {
                             std::mem::transmute::<
                                 *mut c_void,
                                 unsafe extern "C" fn($($arg),*) -> CUresult,
@@ -182,54 +159,5 @@ impl Library {
         // SAFETY: the handle is open for the process's life and the name NUL-terminated.
         let pointer = unsafe { libc::dlsym(self.0, name.as_ptr()) };
         (!pointer.is_null()).then_some(pointer)
-    }
-}
-
-enum Finder<'a> {
-    Dlsym(&'a Library),
-    V2(GetProcAddressV2),
-    V1(GetProcAddress),
-}
-
-impl<'a> Finder<'a> {
-    fn new(library: &'a Library, resolve: Resolve) -> Result<Self, Exit> {
-        if resolve == Resolve::Dlsym {
-            return Ok(Self::Dlsym(library));
-        }
-        if let Some(pointer) = library.symbol("cuGetProcAddress_v2") {
-            // SAFETY: the driver's export of this name has this type (cuda.h 12.0).
-            return Ok(Self::V2(unsafe {
-                std::mem::transmute::<*mut c_void, GetProcAddressV2>(pointer)
-            }));
-        }
-        let pointer = library
-            .symbol("cuGetProcAddress")
-            .ok_or_else(|| Exit::new(exit::NO_DRIVER, "the driver has no cuGetProcAddress"))?;
-        // SAFETY: the driver's export of this name has this type (cuda.h 11.3).
-        Ok(Self::V1(unsafe { std::mem::transmute::<*mut c_void, GetProcAddress>(pointer) }))
-    }
-
-    fn find(&self, export: &str) -> Option<*mut c_void> {
-        let c_name = CString::new(base_name(export)).ok()?;
-        let mut pointer = std::ptr::null_mut();
-        let code = match self {
-            Self::Dlsym(library) => return library.symbol(export),
-            // SAFETY: a NUL-terminated name and two live out-parameters.
-            Self::V2(get) => unsafe {
-                let mut status = 0;
-                get(
-                    c_name.as_ptr(),
-                    &raw mut pointer,
-                    CUDA_12_0,
-                    CU_GET_PROC_ADDRESS_DEFAULT,
-                    &raw mut status,
-                )
-            },
-            // SAFETY: as above, without the status.
-            Self::V1(get) => unsafe {
-                get(c_name.as_ptr(), &raw mut pointer, CUDA_12_0, CU_GET_PROC_ADDRESS_DEFAULT)
-            },
-        };
-        (code == CUDA_SUCCESS && !pointer.is_null()).then_some(pointer)
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::Target;
+use crate::Device;
 use crate::args::Args;
 use crate::cuda::{Cuda, Stream};
 use crate::exit::{self, Exit};
@@ -117,8 +117,8 @@ impl Greed<'_> {
 
 /// Exits 0 when memory ran out, however much there was; [`exit::EXCEEDED`] where `--at-most`
 /// bytes were granted.
-pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
-    let cuda = open(target, options)?;
+pub fn run(device: Device, options: &Options) -> Result<(), Exit> {
+    let cuda = open(device, options)?;
     let Some(cuda) = cuda else { return Ok(()) };
     let mut greed = Greed {
         cuda,
@@ -159,7 +159,7 @@ pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
 
 /// A context, once all copies have tried to get one. Refused one, it asks again as long as it would
 /// hold: `None` where it never got any.
-fn open(target: Target, options: &Options) -> Result<Option<Cuda>, Exit> {
+fn open(device: Device, options: &Options) -> Result<Option<Cuda>, Exit> {
     let start = Instant::now();
     let mut attempts = 0u64;
     let tell = |event: &str, attempts: u64| {
@@ -172,7 +172,7 @@ fn open(target: Target, options: &Options) -> Result<Option<Cuda>, Exit> {
         );
     };
     loop {
-        let opened = Cuda::open(target);
+        let opened = Cuda::open(device);
         if attempts == 0 {
             processes::muster();
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::Target;
+use crate::Device;
 use crate::args::Args;
 use crate::cuda::{Cuda, Stream};
 use crate::exit::{self, Exit};
@@ -35,8 +35,8 @@ impl Options {
 }
 
 /// Holds until asked to stop, then checks that the data is what was written.
-pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
-    let cuda = Cuda::open(target)?;
+pub fn run(device: Device, options: &Options) -> Result<(), Exit> {
+    let cuda = Cuda::open(device)?;
     let hold = |bytes| cuda.allocate(Api::Plain, bytes, Stream::LEGACY);
     let block = (options.bytes > 0).then(|| hold(options.bytes)).transpose()?;
     let pattern = [0xa5u8; PROBE];

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use serde_json::json;
 
-use crate::Target;
+use crate::Device;
 use crate::args::Args;
 use crate::cuda::{Cuda, Kernel, Stream};
 use crate::exit::{self, Exit};
@@ -107,8 +107,8 @@ struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    fn start(target: Target, options: &'a Options) -> Result<Self, Exit> {
-        let cuda = Cuda::open(target)?;
+    fn start(device: Device, options: &'a Options) -> Result<Self, Exit> {
+        let cuda = Cuda::open(device)?;
         let mut server = Self {
             cuda,
             options,
@@ -193,8 +193,8 @@ impl<'a> Server<'a> {
     }
 }
 
-pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
-    let mut server = Server::start(target, options)?;
+pub fn run(device: Device, options: &Options) -> Result<(), Exit> {
+    let mut server = Server::start(device, options)?;
     let (free, total) = server.cuda.mem_info()?;
     let held = server.held();
     report::line("ready", json!({ "held": held, "free": free, "total": total }));

@@ -1,6 +1,5 @@
 //! `info`: what this process sees of its GPUs.
 
-use crate::Target;
 use crate::cuda::{self, Cuda};
 use crate::driver::Library;
 use crate::exit::Exit;
@@ -8,8 +7,8 @@ use serde_json::{Value, json};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use tessera_cuda::nvml::{NVML_SUCCESS, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlReturn_t};
 
-pub fn run(target: Target) -> Result<(), Exit> {
-    let driver = cuda::initialise(target)?;
+pub fn run() -> Result<(), Exit> {
+    let driver = cuda::initialise()?;
     let mut devices = Vec::new();
     for ordinal in 0..cuda::device_count(&driver)? {
         let (uuid, name, total) = cuda::describe(&driver, ordinal)?;

@@ -1,8 +1,7 @@
 //! `tessera-tenant`: a small CUDA client that behaves like a tenant of a shared GPU.
 //!
-//! It speaks the driver API alone (`dlopen` of `libcuda.so.1`, or every pointer through
-//! `cuGetProcAddress`), so it runs on NVIDIA's driver and on the simulated one, with the shim
-//! preloaded and without. The demo, the end-to-end pods and the benches are built from it.
+//! It speaks the driver API alone (`dlopen` of `libcuda.so.1`), so it runs on NVIDIA's driver and on the
+//! simulated one, with the shim preloaded and without. The demo, the end-to-end pods and the benches are built from it.
 //!
 //! Everything it reports is one JSON object per line on standard output; people's text goes to
 //! standard error. Exit codes are [`exit`]'s.
@@ -23,15 +22,6 @@ pub mod processes;
 pub mod report;
 pub mod stop;
 pub mod time;
-
-use crate::driver::Resolve;
-
-/// What every subcommand needs to reach the driver.
-#[derive(Clone, Copy, Debug)]
-pub struct Target {
-    pub resolve: Resolve,
-    pub device: Device,
-}
 
 /// One of the devices that the driver shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

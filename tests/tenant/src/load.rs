@@ -16,7 +16,7 @@ use crate::exit::{CudaError, Exit};
 use crate::histogram::Histogram;
 use crate::memory::linear;
 use crate::stop::{self, Asked};
-use crate::{Target, report};
+use crate::{Device, report};
 
 #[derive(Debug)]
 pub struct Options {
@@ -25,8 +25,8 @@ pub struct Options {
     graph: bool,
     /// A backlog waits for its work after so many launches; 0: never.
     sync_every: u64,
-    /// A backlog has a host function of so long after so many launches.
-    host: Option<(usize, u64)>,
+    /// A backlog has a host function of so many milliseconds after every [`HOST_EVERY`] launches.
+    host: Option<usize>,
     /// A backlog that waits copies so much to the device before.
     copy: usize,
     /// A backlog waits in its stream for a word that nobody writes, from so long after its beginning on.
@@ -42,8 +42,6 @@ pub struct Options {
     /// Whether arrivals are exponentially distributed instead of evenly.
     poisson: bool,
     limit: Option<Duration>,
-    /// What the driver's account is to call this process.
-    name: Option<std::ffi::CString>,
 }
 
 impl Options {
@@ -59,15 +57,11 @@ impl Options {
             .ok_or_else(|| Exit::usage(format!("--kernel-us: {list:?} is not microseconds")))?;
         let repeat = args.number::<usize>("--kernels", 1)?.max(1);
         let rate = args.number::<f64>("--rate", 0.0)?;
-        let host =
-            Some((args.number("--host-ms", 0)?, args.number::<u64>("--host-every", 4)?.max(1)));
-        let name = args.value("--name")?.map(std::ffi::CString::new).transpose();
         let options = Self {
-            name: name.map_err(|_| Exit::usage("--name has a NUL"))?,
             kernels: kernels.iter().copied().cycle().take(kernels.len() * repeat).collect(),
             graph: args.flag("--graph"),
             sync_every: args.number("--sync-every", 0)?,
-            host: host.filter(|(ms, _)| *ms > 0),
+            host: Some(args.number("--host-ms", 0)?).filter(|&ms| ms > 0),
             copy: args.number::<usize>("--copy-mib", 0)? << 20,
             stuck: millis(&mut args, "--stuck-after-ms")?,
             shallow: Duration::from_millis(args.number("--shallow-ms", 0)?),
@@ -90,13 +84,9 @@ impl Options {
     }
 }
 
-pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
+pub fn run(device: Device, options: &Options) -> Result<(), Exit> {
     fine_timers();
-    if let Some(name) = &options.name {
-        // SAFETY: a NUL-terminated string, which the kernel copies; the process's name is its first thread's.
-        unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
-    }
-    let cuda = Cuda::open(target)?;
+    let cuda = Cuda::open(device)?;
     let work = Work::prepare(cuda, options)?;
     crate::report::line("ready", serde_json::json!({ "kernels": options.kernels.len() }));
     let clock = Clock::start(options.limit);
@@ -191,6 +181,8 @@ impl Work {
 
 // The kinds of load: see [`super`].
 
+/// Launches of a backlog for each of its host functions.
+const HOST_EVERY: u64 = 4;
 /// Launches between two looks whether to stop.
 const LOOK_EVERY: u64 = 16;
 
@@ -213,8 +205,8 @@ fn backlog(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
             is_shallow = false;
             work.cuda.wait_for_ever(work.stream)?;
         }
-        if let Some((ms, every)) = options.host
-            && launched.is_multiple_of(every)
+        if let Some(ms) = options.host
+            && launched.is_multiple_of(HOST_EVERY)
         {
             work.cuda.sleep_on_host(ms, work.stream)?;
         }

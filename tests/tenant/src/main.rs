@@ -1,10 +1,9 @@
 //! The command line of `tessera-tenant`; see the library.
 
 use tessera_tenant_program::args::Args;
-use tessera_tenant_program::driver::Resolve;
 use tessera_tenant_program::exit::{self, Exit};
 use tessera_tenant_program::{
-    Device, Target, churn, greedy, hold, infer, info, load, processes, stop, time,
+    Device, churn, greedy, hold, infer, info, load, processes, stop, time,
 };
 
 const USAGE: &str = "\
@@ -22,7 +21,7 @@ Subcommands
                             serve inference-like requests; a JSON line each second and at the end;
                             SIGUSR1 closes a phase and starts the next
   load    [--kernel-us LIST] [--kernels N] [--graph] [--for S]
-          [--sync-every N] [--shallow-ms N] [--name NAME] [--rate R [--poisson] | --closed]
+          [--sync-every N] [--shallow-ms N] [--rate R [--poisson] | --closed]
                             kernels of these durations in turn, N times each round, or all as one
                             graph: without end, or as requests that arrive, or follow each other
   time    calibrate | marks | turns | steps | exchange [OPTIONS]
@@ -31,7 +30,6 @@ Subcommands
                             allocate, verify and free at random from many threads
 
 Options
-  --getproc                 resolve every function through cuGetProcAddress instead of dlsym
   --device N|UUID           CUDA device by ordinal or UUID (0)
   --processes N             fork N copies before the driver is touched
 
@@ -57,11 +55,11 @@ fn main() {
 type Work = Box<dyn FnOnce() -> Result<(), Exit>>;
 
 fn prepared<O: 'static>(
-    target: Target,
+    device: Device,
     options: O,
-    run: fn(Target, &O) -> Result<(), Exit>,
+    run: fn(Device, &O) -> Result<(), Exit>,
 ) -> Work {
-    Box::new(move || run(target, &options))
+    Box::new(move || run(device, &options))
 }
 
 fn run() -> Result<(), Exit> {
@@ -70,10 +68,7 @@ fn run() -> Result<(), Exit> {
         println!("{USAGE}");
         return Ok(());
     }
-    let target = Target {
-        resolve: if args.flag("--getproc") { Resolve::ProcAddress } else { Resolve::Dlsym },
-        device: args.number("--device", Device::Ordinal(0))?,
-    };
+    let device: Device = args.number("--device", Device::Ordinal(0))?;
     let copies: u32 = args.number("--processes", 1)?;
     let Some(subcommand) = args.subcommand() else {
         return Err(Exit::usage(format!("no subcommand\n\n{USAGE}")));
@@ -82,14 +77,14 @@ fn run() -> Result<(), Exit> {
     let work: Work = match subcommand.as_str() {
         "info" => {
             args.finish()?;
-            Box::new(move || info::run(target))
+            Box::new(info::run)
         }
-        "hold" => prepared(target, hold::Options::parse(args)?, hold::run),
-        "greedy" => prepared(target, greedy::Options::parse(args)?, greedy::run),
-        "infer" => prepared(target, infer::Options::parse(args)?, infer::run),
-        "load" => prepared(target, load::Options::parse(args)?, load::run),
-        "time" => prepared(target, time::Options::parse(args)?, time::run),
-        "churn" => prepared(target, churn::Options::parse(args)?, churn::run),
+        "hold" => prepared(device, hold::Options::parse(args)?, hold::run),
+        "greedy" => prepared(device, greedy::Options::parse(args)?, greedy::run),
+        "infer" => prepared(device, infer::Options::parse(args)?, infer::run),
+        "load" => prepared(device, load::Options::parse(args)?, load::run),
+        "time" => prepared(device, time::Options::parse(args)?, time::run),
+        "churn" => prepared(device, churn::Options::parse(args)?, churn::run),
         other => return Err(Exit::usage(format!("unknown subcommand {other}\n\n{USAGE}"))),
     };
     if copies <= 1 { work() } else { processes::run(copies, work) }

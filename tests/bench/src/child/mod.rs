@@ -8,10 +8,9 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use tessera_harness::monotonic_ns;
+use tessera_tenant_program::Device;
 use tessera_tenant_program::cuda::{Cuda, Stream};
-use tessera_tenant_program::driver::Resolve;
 use tessera_tenant_program::memory::Api;
-use tessera_tenant_program::{Device, Target};
 
 use crate::stats::Sample;
 
@@ -46,8 +45,7 @@ pub fn main(task: &[String]) -> anyhow::Result<()> {
 }
 
 fn open() -> anyhow::Result<Cuda> {
-    let target = Target { resolve: Resolve::Dlsym, device: Device::Ordinal(0) };
-    Cuda::open(target).map_err(|exit| anyhow::anyhow!(exit.message))
+    Cuda::open(Device::Ordinal(0)).map_err(|exit| anyhow::anyhow!(exit.message))
 }
 
 fn failed(error: tessera_tenant_program::exit::CudaError) -> anyhow::Error {

@@ -14,7 +14,7 @@ use super::kernel::{Amount, Kernels};
 use super::page::{SharedPage, Words};
 use super::talk::{self, Window};
 use super::turns::{Log, done_at};
-use crate::Target;
+use crate::Device;
 use crate::args::Args;
 use crate::cuda::{Cuda, Event, Stream};
 use crate::driver::call;
@@ -77,7 +77,7 @@ impl Options {
 }
 
 /// Runs a rank, or forks and runs both.
-pub(super) fn run(target: Target, options: &Options) -> Result<(), Exit> {
+pub(super) fn run(device: Device, options: &Options) -> Result<(), Exit> {
     let mut child = None;
     let rank = match options.ranks {
         Ranks::One(rank) => rank,
@@ -96,7 +96,7 @@ pub(super) fn run(target: Target, options: &Options) -> Result<(), Exit> {
         },
     };
     let page = SharedPage::open(&options.page)?;
-    let cuda = Cuda::open(target)?;
+    let cuda = Cuda::open(device)?;
     let kernels = Kernels::load(cuda)?;
     let peer = Rank {
         kernels,

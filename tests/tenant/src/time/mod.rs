@@ -16,7 +16,7 @@ mod page;
 mod talk;
 mod turns;
 
-use crate::Target;
+use crate::Device;
 use crate::args::Args;
 use crate::cuda::Cuda;
 use crate::exit::Exit;
@@ -47,15 +47,15 @@ impl Options {
     }
 }
 
-pub fn run(target: Target, options: &Options) -> Result<(), Exit> {
+pub fn run(device: Device, options: &Options) -> Result<(), Exit> {
     // Nothing here needs to be said at the end, so a signal may end it anywhere.
     stop::unblock_signals();
     match options {
-        Options::Calibrate => kernel::calibrate(Cuda::open(target)?),
-        Options::Marks(options) => marks::run(Cuda::open(target)?, options),
-        Options::Turns(options) => turns::run(Cuda::open(target)?, options),
-        Options::Steps(rounds) => turns::run_steps(Cuda::open(target)?, *rounds),
+        Options::Calibrate => kernel::calibrate(Cuda::open(device)?),
+        Options::Marks(options) => marks::run(Cuda::open(device)?, options),
+        Options::Turns(options) => turns::run(Cuda::open(device)?, options),
+        Options::Steps(rounds) => turns::run_steps(Cuda::open(device)?, *rounds),
         // Forks before the driver is touched.
-        Options::Exchange(options) => exchange::run(target, options),
+        Options::Exchange(options) => exchange::run(device, options),
     }
 }
