@@ -1,23 +1,22 @@
 /*
  * Makes one driver call per line of standard input and answers `RESULT VALUE…` on one line.
  *
- *   init | count | uuid DEV | total DEV
+ *   init | count | total DEV
  *   retain DEV (and make it current) | release DEV | reset DEV
  *   ctx DEV -> handle | destroy HANDLE | current HANDLE
  *   alloc BYTES -> ptr | pitch WIDTH HEIGHT ELEMENT -> ptr pitch | managed BYTES -> ptr
  *   async BYTES -> ptr | pool DEV BYTES -> ptr | free PTR | free_async PTR
  *   host BYTES -> ptr | host_free PTR (page-locked host memory)
- *   alloc1 BYTES -> ptr | free1 PTR | info1 -> free total | total1 DEV (the 32-bit functions of CUDA 2)
+ *   alloc1 BYTES -> ptr | info1 -> free total | total1 DEV (the 32-bit functions of CUDA 2)
  *   info -> free total | nvml DEV -> total free used | nvml2 DEV -> total reserved free used
  *   fill PTR BYTES VALUE (host to device) | memset PTR BYTES VALUE | copy DST SRC BYTES
  *   check PTR BYTES VALUE -> bytes that differ | sync
  *   launch -> (loads a module once, launches its kernel on the default stream)
  *   race COUNT BYTES -> granted refused (COUNT threads allocate at once and keep what they get)
  *   churn ROUNDS BYTES -> granted refused (allocate and free, one after another)
- *   fds -> number of open files | threads -> number of threads
  *   forked COMMAND[; COMMAND…] (a forked child makes the calls and answers the last)
  *   forksleeper -> pid of a forked child that does nothing until it is killed
- *   closefrom FD | kill PID | late (registers an exit handler that still calls the driver)
+ *   closefrom FD | late (registers an exit handler that still calls the driver)
  *   exit CODE | _exit CODE | abort
  *
  * Unknown commands answer -1, functions that the driver lacks -2, a forked child that a signal killed
@@ -25,7 +24,6 @@
  */
 #include "driver.h"
 
-#include <dirent.h>
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
@@ -55,17 +53,6 @@ static struct reply answer2(long result, unsigned long long a, unsigned long lon
     } while (0)
 static int has(const void *function) {
     return function != NULL;
-}
-
-static struct reply uuid(CUdevice dev) {
-    CUuuid id = {{0}};
-    CUresult result = cuDeviceGetUuid_v2(&id, dev);
-    unsigned long long high = 0, low = 0;
-    for (int i = 0; i < 8; i++) {
-        high = high << 8 | id.bytes[i];
-        low = low << 8 | id.bytes[8 + i];
-    }
-    return answer2(result, high, low);
 }
 
 static struct reply retain(CUdevice dev) {
@@ -183,15 +170,6 @@ static struct reply churn(int rounds, size_t bytes) {
     return answer2(0, granted, refused);
 }
 
-static struct reply entries(const char *directory) {
-    DIR *dir = opendir(directory);
-    unsigned long long count = 0;
-    if (!dir) return answer0(-1);
-    for (struct dirent *entry; (entry = readdir(dir));) count += entry->d_name[0] != '.';
-    closedir(dir);
-    return answer1(0, count);
-}
-
 static struct reply call(char *line);
 
 /* The child's answer comes once it is gone, so that what it leaves behind can be looked at. */
@@ -251,7 +229,6 @@ static struct reply call(char *line) {
     IS("forked") { return forked(strstr(line, "forked") + strlen("forked")); }
     IS("init") { HAVE(cuInit); return answer0(cuInit((unsigned)a)); }
     IS("count") { int count = 0; CUresult r = cuDeviceGetCount(&count); return answer1(r, (unsigned)count); }
-    IS("uuid") { HAVE(cuDeviceGetUuid_v2); return uuid(dev); }
     IS("total") { size_t bytes = 0; CUresult r = cuDeviceTotalMem_v2(&bytes, dev); return answer1(r, bytes); }
     IS("retain") {
         struct reply reply = retain(dev);
@@ -284,7 +261,6 @@ static struct reply call(char *line) {
     IS("host") { void *host = NULL; CUresult r = cuMemHostAlloc(&host, a, 0); return answer1(r, (uintptr_t)host); }
     IS("host_free") { return answer0(cuMemFreeHost((void *)(uintptr_t)a)); }
     IS("alloc1") { HAVE(cuMemAlloc); unsigned old = 0; CUresult r = cuMemAlloc(&old, (unsigned)a); return answer1(r, old); }
-    IS("free1") { HAVE(cuMemFree); return answer0(cuMemFree((unsigned)a)); }
     IS("info1") { HAVE(cuMemGetInfo); unsigned avail = 0, total = 0; CUresult r = cuMemGetInfo(&avail, &total); return answer2(r, avail, total); }
     IS("total1") { HAVE(cuDeviceTotalMem); unsigned bytes = 0; CUresult r = cuDeviceTotalMem(&bytes, dev); return answer1(r, bytes); }
     IS("nvml") { return nvml((unsigned)a, 1); }
@@ -297,15 +273,8 @@ static struct reply call(char *line) {
     IS("launch") { return launch(); }
     IS("race") { return race((int)a, b); }
     IS("churn") { return churn((int)a, b); }
-    IS("fds") { return entries("/proc/self/fd"); }
-    IS("threads") { return entries("/proc/self/task"); }
     IS("closefrom") { for (int fd = (int)a; fd < 4096; fd++) close(fd); return answer0(0); }
     IS("forksleeper") { return fork_sleeper(); }
-    IS("kill") {
-        kill((pid_t)a, SIGKILL);
-        waitpid((pid_t)a, NULL, 0);
-        return answer0(0);
-    }
     IS("late") { return answer0(atexit(late)); }
     IS("exit") { exit((int)a); }
     IS("_exit") { _exit((int)a); }

@@ -182,7 +182,6 @@ static int work(const char *what, CUstream s, unsigned long long ns) {
     if (IS("fill2d")) return more_cuMemsetD2D16Async(a, 64, 1, 16, 4, s);
     if (IS("fill_sync")) return cuMemsetD8_v2(a, 1, BYTES);
     if (IS("fill_own")) return more_cuMemsetD8_v2_ptds(a, 1, BYTES);
-    if (IS("fill_old")) return more_cuMemsetD32Async(a, 1, 4, s);
     if (IS("copy")) return more_cuMemcpyDtoDAsync_v2(a, b, BYTES, s);
     if (IS("copy_sync")) return cuMemcpyDtoD_v2(a, b, BYTES);
     if (IS("copy_any")) return more_cuMemcpyAsync(a, b, BYTES, s);

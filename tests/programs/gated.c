@@ -3,12 +3,9 @@
  *
  *   init | retain DEV
  *   launch COUNT NS STREAM -> microseconds that it took (kernels of NS, one after the other)
- *   launch_threads THREADS COUNT NS -> launches made (each into a stream of its own)
  *   sync STREAM | query STREAM | destroy STREAM
  *   fork COUNT NS -> wait status of a child that launches and ends with the result
- *   late COUNT NS (registers a handler that launches when the program ends)
  *   threads -> how many this process has
- *   exit STATUS (calls exit at once, which is not answered)
  *
  * STREAM is 0 to 7, made at first use; 8 is the legacy, 9 the per-thread default stream. Written from
  * the CUDA Driver API manual. Kernel `spin` takes the nanoseconds that its parameter says.
@@ -16,7 +13,6 @@
 #include "conversation.h"
 
 #include <dirent.h>
-#include <pthread.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -64,39 +60,6 @@ static CUresult retain(int device) {
     return result;
 }
 
-static unsigned long long team_count, team_ns;
-
-static void *member(void *unused) {
-    CUstream own;
-    CUresult result = cuCtxSetCurrent(context);
-    if (!result) result = cuStreamCreate(&own, 1);
-    if (!result) result = launch(team_count, team_ns, own);
-    if (!result) result = cuStreamSynchronize(own);
-    if (!result) result = cuStreamDestroy_v2(own);
-    (void)unused;
-    return (void *)(intptr_t)result;
-}
-
-static void call_threads(unsigned long long count) {
-    pthread_t team[256];
-    unsigned long long made = 0, at;
-    CUresult result = 0;
-    for (at = 0; at < count && at < 256; at++) made += !pthread_create(&team[at], NULL, member, NULL);
-    for (at = 0; at < made; at++) {
-        void *own;
-        pthread_join(team[at], &own);
-        if (own) result = (CUresult)(intptr_t)own;
-    }
-    printf("%d %llu\n", result, made * team_count);
-}
-
-static unsigned long long late_count, late_ns;
-
-static void late(void) {
-    CUresult result = launch(late_count, late_ns, stream(0));
-    fprintf(stderr, "late launches: %d\n", result);
-}
-
 static int tasks(void) {
     DIR *directory = opendir("/proc/self/task");
     int count = 0;
@@ -117,10 +80,6 @@ static void call(const char *line) {
         unsigned long long begun = now_us();
         CUresult result = launch(a, b, stream(c));
         printf("%d %llu\n", result, now_us() - begun);
-    } else if (!strcmp(word, "launch_threads")) {
-        team_count = b;
-        team_ns = c;
-        call_threads(a);
     } else if (!strcmp(word, "sync")) {
         printf("%d\n", cuStreamSynchronize(stream(a)));
     } else if (!strcmp(word, "query")) {
@@ -138,14 +97,8 @@ static void call(const char *line) {
         }
         waitpid(child, &status, 0);
         printf("0 %d\n", status);
-    } else if (!strcmp(word, "late")) {
-        late_count = a;
-        late_ns = b;
-        printf("%d\n", atexit(late));
     } else if (!strcmp(word, "threads")) {
         printf("0 %d\n", tasks());
-    } else if (!strcmp(word, "exit")) {
-        exit((int)a);
     } else {
         printf("-1\n");
     }

@@ -9,7 +9,7 @@
  *   retained PTR -> handle | fill PTR BYTES (makes it accessible on device 0 and writes)
  *   export HANDLE -> fd | close FD | import PID FD -> handle (of another process's descriptor)
  *   multicast DEVICES BYTES -> handle | member MC DEV | bind MC OFFSET HANDLE BYTES
- *   bindaddr MC OFFSET PTR BYTES | unbind MC DEV OFFSET BYTES
+ *   unbind MC DEV OFFSET BYTES
  *   array W H FORMAT CHANNELS -> handle | array1 (the same, 32-bit form of CUDA 2)
  *   array3 W H D FORMAT CHANNELS FLAGS -> handle | array31 (likewise)
  *   mipmap W H D FORMAT CHANNELS FLAGS LEVELS -> handle | unarray HANDLE | unmipmap HANDLE
@@ -86,8 +86,6 @@ typedef struct {
     X(cuMulticastAddDevice, (Handle object, CUdevice dev))                                         \
     X(cuMulticastBindMem, (Handle object, size_t object_offset, Handle memory, size_t offset,      \
                            size_t bytes, unsigned long long flags))                                \
-    X(cuMulticastBindAddr, (Handle object, size_t object_offset, CUdeviceptr ptr, size_t bytes,    \
-                            unsigned long long flags))                                             \
     X(cuMulticastUnbind, (Handle object, CUdevice dev, size_t object_offset, size_t bytes))        \
     X(cuArrayCreate_v2, (void **array, const Array *descriptor))                                   \
     X(cuArrayCreate, (void **array, const OldArray *descriptor))                                   \
@@ -207,7 +205,6 @@ static void call(const char *line) {
     }
     IS("member") ANSWER(more_cuMulticastAddDevice(n[0], (CUdevice)n[1]));
     IS("bind") ANSWER(more_cuMulticastBindMem(n[0], n[1], n[2], 0, n[3], 0));
-    IS("bindaddr") ANSWER(more_cuMulticastBindAddr(n[0], n[1], n[2], n[3], 0));
     IS("unbind") ANSWER(more_cuMulticastUnbind(n[0], (CUdevice)n[1], n[2], n[3]));
     Array3 d3 = {n[0], n[1], n[2], (int)n[3], (unsigned)n[4], (unsigned)n[5]};
     IS("array") {
