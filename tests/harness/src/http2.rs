@@ -1,6 +1,5 @@
 //! A gRPC client that sends any `:authority`, valid or not, over a Unix socket.
 
-use std::io;
 use std::path::Path;
 
 use loona_hpack::Decoder;
@@ -29,8 +28,7 @@ pub enum Answer<T> {
     Reset(u32),
 }
 
-/// One connection, with the tables that go with it. Methods whose names begin with `try_` say what the socket does;
-/// the others panic.
+/// One connection, with the tables that go with it.
 pub struct Client {
     stream: UnixStream,
     authority: Vec<u8>,
@@ -47,38 +45,37 @@ impl std::fmt::Debug for Client {
 impl Client {
     /// Connects; every request will carry `authority`.
     pub async fn connect(socket: &Path, authority: &[u8]) -> Self {
-        Self::try_connect(socket, authority).await.expect("a server")
-    }
-
-    /// As [`Client::connect`].
-    pub async fn try_connect(socket: &Path, authority: &[u8]) -> io::Result<Self> {
         let mut client = Self {
-            stream: UnixStream::connect(socket).await?,
+            stream: UnixStream::connect(socket).await.expect("a server"),
             authority: authority.to_vec(),
             next_stream: 1,
             decoder: Decoder::new(),
         };
-        client.stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await?;
-        client.send(SETTINGS, 0, 0, &[]).await?;
-        Ok(client)
+        client.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+        client.send(SETTINGS, 0, 0, &[]).await;
+        client
     }
 
-    async fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> io::Result<()> {
+    async fn write(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).await.expect("an open connection");
+    }
+
+    async fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
         let [.., l0, l1, l2] = payload.len().to_be_bytes();
         let mut frame = vec![l0, l1, l2, kind, flags];
         frame.extend_from_slice(&stream.to_be_bytes());
         frame.extend_from_slice(payload);
-        self.stream.write_all(&frame).await
+        self.write(&frame).await;
     }
 
-    async fn receive(&mut self) -> io::Result<(u8, u8, u32, Vec<u8>)> {
+    async fn receive(&mut self) -> (u8, u8, u32, Vec<u8>) {
         let mut header = [0; 9];
-        self.stream.read_exact(&mut header).await?;
+        self.stream.read_exact(&mut header).await.expect("a frame");
         let [l0, l1, l2, kind, flags, s0, s1, s2, s3] = header;
         let length = usize::from(l0) << 16 | usize::from(l1) << 8 | usize::from(l2);
         let mut payload = vec![0; length];
-        self.stream.read_exact(&mut payload).await?;
-        Ok((kind, flags, u32::from_be_bytes([s0, s1, s2, s3]), payload))
+        self.stream.read_exact(&mut payload).await.expect("a frame");
+        (kind, flags, u32::from_be_bytes([s0, s1, s2, s3]), payload)
     }
 
     /// As grpc-go does it: the first request puts its fields into the dynamic table (RFC 7541 §6.2.1),
@@ -124,15 +121,6 @@ impl Client {
 
     /// Sends a request; its header block in pieces of `piece` bytes. Gives the stream's id.
     pub async fn request(&mut self, path: &str, message: &impl Message, piece: usize) -> u32 {
-        self.try_request(path, message, piece).await.expect("an open connection")
-    }
-
-    async fn try_request(
-        &mut self,
-        path: &str,
-        message: &impl Message,
-        piece: usize,
-    ) -> io::Result<u32> {
         let id = self.next_stream;
         self.next_stream += 2;
         let block = self.header_block(id, path);
@@ -140,30 +128,26 @@ impl Client {
         for (index, piece) in pieces.iter().enumerate() {
             let kind = if index == 0 { HEADERS } else { CONTINUATION };
             let flags = if index + 1 == pieces.len() { END_HEADERS } else { 0 };
-            self.send(kind, flags, id, piece).await?;
+            self.send(kind, flags, id, piece).await;
         }
         let message = message.encode_to_vec();
         let mut payload = vec![0];
         payload.extend(u32::try_from(message.len()).expect("a small message").to_be_bytes());
         payload.extend(message);
-        self.send(DATA, END_STREAM, id, &payload).await?;
-        Ok(id)
+        self.send(DATA, END_STREAM, id, &payload).await;
+        id
     }
 
     /// The next message on stream `id`, or how it ended. Messages are as small as a frame.
     pub async fn message<T: Message + Default>(&mut self, id: u32) -> Answer<T> {
-        self.try_message(id).await.expect("a frame")
-    }
-
-    async fn try_message<T: Message + Default>(&mut self, id: u32) -> io::Result<Answer<T>> {
         loop {
-            let (kind, flags, stream, payload) = self.receive().await?;
+            let (kind, flags, stream, payload) = self.receive().await;
             match kind {
-                SETTINGS if flags & ACK == 0 => self.send(SETTINGS, ACK, 0, &[]).await?,
-                PING if flags & ACK == 0 => self.send(PING, ACK, 0, &payload).await?,
+                SETTINGS if flags & ACK == 0 => self.send(SETTINGS, ACK, 0, &[]).await,
+                PING if flags & ACK == 0 => self.send(PING, ACK, 0, &payload).await,
                 RST_STREAM if stream == id => {
                     let code = payload.try_into().expect("four bytes");
-                    return Ok(Answer::Reset(u32::from_be_bytes(code)));
+                    return Answer::Reset(u32::from_be_bytes(code));
                 }
                 HEADERS => {
                     assert_ne!(flags & END_HEADERS, 0, "the server's header blocks are small");
@@ -176,11 +160,11 @@ impl Client {
                         && stream == id
                     {
                         let message = field("grpc-message").unwrap_or_default();
-                        return Ok(Answer::Status(status, message));
+                        return Answer::Status(status, message);
                     }
                 }
                 DATA if stream == id && payload.len() >= 5 => {
-                    return Ok(Answer::Ok(T::decode(&payload[5..]).expect("a message")));
+                    return Answer::Ok(T::decode(&payload[5..]).expect("a message"));
                 }
                 _ => {}
             }
@@ -193,22 +177,12 @@ impl Client {
         message: &impl Message,
         piece: usize,
     ) -> Answer<T> {
-        self.try_call(path, message, piece).await.expect("an open connection")
-    }
-
-    /// As [`Client::call`].
-    pub async fn try_call<T: Message + Default>(
-        &mut self,
-        path: &str,
-        message: &impl Message,
-        piece: usize,
-    ) -> io::Result<Answer<T>> {
-        let id = self.try_request(path, message, piece).await?;
-        let answer = self.try_message(id).await?;
+        let id = self.request(path, message, piece).await;
+        let answer = self.message(id).await;
         if let Answer::Ok(_) = answer {
-            let end = self.try_message::<T>(id).await?;
+            let end = self.message::<T>(id).await;
             assert!(matches!(end, Answer::Status(status, _) if status == "0"));
         }
-        Ok(answer)
+        answer
     }
 }
