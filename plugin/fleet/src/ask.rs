@@ -1,12 +1,11 @@
-//! One question to one node, and one question to many; and what an answer means that came through the proxy: bytes go
-//! in, a value or a sentence comes out.
+//! A question to a node, and what an answer means that came through the proxy: bytes go in, a value or a sentence comes
+//! out. Pure.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use tessera_cluster::user::{Passed, Proxied, UserClient};
+use tessera_cluster::user::Passed;
 use tessera_cluster::{ApiError, Failure, Kind};
 use tessera_model::printable;
 use tessera_view::advice::Scope;
@@ -14,8 +13,6 @@ use tessera_view::fleet::Fleet;
 use tessera_view::node::Node;
 use tessera_view::{API_VERSION, history};
 use tessera_web::{SourceError, client};
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 
 use crate::places::Place;
 
@@ -24,9 +21,9 @@ const LARGEST: usize = 8 << 20;
 /// Most of a node as it is now, which is kept: 16 GPUs with 64 tenants each have less than 1 MiB.
 pub(crate) const LARGEST_VIEW: usize = 2 << 20;
 /// The port of the plugin's JSON API where its pod names none.
-const PORT: u16 = 9481;
+pub(crate) const PORT: u16 = 9481;
 /// The service account in the plugin's namespace whose token is used where the user has none.
-const VIEWER: &str = "tessera-viewer";
+pub(crate) const VIEWER: &str = "tessera-viewer";
 
 /// A question of the JSON API.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,12 +32,14 @@ pub struct Question {
     path: &'static str,
     /// Its parameters; those that are empty are left out.
     query: Vec<(&'static str, String)>,
+    /// How long an answer takes beside what it costs.
+    pub(crate) lasts: Duration,
 }
 
 impl Question {
     fn new(path: &'static str, query: impl IntoIterator<Item = (&'static str, String)>) -> Self {
         let query = query.into_iter().filter(|(_, value)| !value.is_empty()).collect();
-        Question { path, query }
+        Question { path, query, lasts: Duration::ZERO }
     }
 
     /// Everything at this moment.
@@ -79,10 +78,22 @@ impl Question {
     /// What the arbiter does for so many seconds, of tenants of this namespace, or of all where it is empty.
     pub fn trace(namespace: &str, seconds: u32) -> Self {
         let query = [("namespace", namespace.to_owned()), ("seconds", number(seconds))];
-        Question::new("trace", query)
+        Question { lasts: Duration::from_secs(seconds.into()), ..Question::new("trace", query) }
     }
 
-    fn largest(&self) -> usize {
+    /// Whether it names the namespace whose reader asks.
+    pub(crate) fn is_of_namespace(&self) -> bool {
+        self.query.iter().any(|(name, _)| *name == "namespace")
+    }
+
+    /// The same of a reader of this namespace.
+    pub(crate) fn of_namespace(&self, namespace: &str) -> Self {
+        let mut question = self.clone();
+        question.query.push(("namespace", namespace.to_owned()));
+        question
+    }
+
+    pub(crate) fn largest(&self) -> usize {
         if self.path == "fleet" { LARGEST_VIEW } else { LARGEST }
     }
 
@@ -99,88 +110,6 @@ fn number(value: impl Into<i64>) -> String {
     match value.into() {
         0 => String::new(),
         value => value.to_string(),
-    }
-}
-
-/// How nodes are asked.
-#[derive(Clone, Debug)]
-pub(crate) struct Asker {
-    pub user: UserClient,
-    pub port: Option<u16>,
-    /// The namespace whose reader the user is, where that is not a reader of all.
-    pub namespace: String,
-    /// For one question to one node.
-    pub limit: Duration,
-    /// Questions at a time.
-    pub parallel: Arc<Semaphore>,
-}
-
-impl Asker {
-    /// The body of a successful answer. A reader without rights on the whole is one of a namespace.
-    pub async fn text(&self, place: &Place, question: &Question) -> Result<Vec<u8>, AskError> {
-        let answer = self.once(place, question).await;
-        let is_narrow = question.query.iter().any(|(name, _)| *name == "namespace");
-        match answer {
-            Err(AskError { why: Why::NoRights, .. })
-                if !is_narrow && !self.namespace.is_empty() =>
-            {
-                let mut question = question.clone();
-                question.query.push(("namespace", self.namespace.clone()));
-                self.once(place, &question).await
-            }
-            answer => answer,
-        }
-    }
-
-    async fn once(&self, place: &Place, question: &Question) -> Result<Vec<u8>, AskError> {
-        if !place.away.is_empty() {
-            return Err(Why::Silent.says(place.away.clone()));
-        }
-        // Never closed.
-        let _permit = self.parallel.acquire().await;
-        let port = self.port.or(Some(place.port).filter(|port| *port != 0)).unwrap_or(PORT);
-        let proxied = Proxied {
-            namespace: place.namespace.clone(),
-            pod: place.pod.clone(),
-            port,
-            target: question.target(),
-            accept: "application/json",
-        };
-        let passed = self.user.through_pod(&proxied, VIEWER, self.limit, question.largest()).await;
-        let viewer = format!("{}/{VIEWER}", place.namespace);
-        let passed = passed.map_err(|error| failed(error, &viewer))?;
-        body(place, port, &passed)
-    }
-
-    /// An answer in JSON.
-    pub async fn json<T: DeserializeOwned>(
-        &self,
-        place: &Place,
-        question: &Question,
-    ) -> Result<T, AskError> {
-        read(&self.text(place, question).await?)
-    }
-
-    /// The answers of all of these nodes, in their order. `question` is what each is asked.
-    pub async fn all<T: DeserializeOwned + Send + 'static>(
-        &self,
-        places: &[Place],
-        question: impl Fn(&Place) -> Question,
-    ) -> Vec<(String, Result<T, AskError>)> {
-        let mut tasks = JoinSet::new();
-        for (at, place) in places.iter().enumerate() {
-            let (asker, place, question) = (self.clone(), place.clone(), question(place));
-            tasks.spawn(async move { (at, asker.json(&place, &question).await) });
-        }
-        let lost = || Why::Silent.says("its answer could not be read".to_owned());
-        let mut answers: Vec<(String, Result<T, AskError>)> =
-            places.iter().map(|place| (place.node.clone(), Err(lost()))).collect();
-        while let Some(done) = tasks.join_next().await {
-            if let Ok((at, answer)) = done {
-                answers[at].1 = answer;
-            }
-        }
-        answers
     }
 }
 

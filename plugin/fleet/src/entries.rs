@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use tessera_model::time_format;
 use tessera_view::fleet::Entry;
-use tessera_view::history;
 use tessera_view::node::{Node, Warning};
 
 use crate::ask::{AskError, Why};
 use crate::places::Place;
 
-/// Clocks that differ by more than this are spoken of, and taken into account where instants are asked for.
+/// Clocks that differ by more than this are spoken of.
 const SKEW: Duration = Duration::from_secs(60);
 /// The longest pause after failures.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -40,7 +39,10 @@ impl Entries {
     pub fn set_places(&mut self, places: &[Place]) {
         let names: BTreeSet<&str> = places.iter().map(|place| place.node.as_str()).collect();
         self.nodes.retain(|name, _| names.contains(name.as_str()));
-        self.add_places(places);
+        for place in places {
+            let known = self.nodes.entry(place.node.clone()).or_default();
+            known.entry.node.clone_from(&place.node);
+        }
     }
 
     /// Begins to ask a node; false where it is being asked, or has failed so often that it is to wait. Without
@@ -63,7 +65,7 @@ impl Entries {
         let Some(known) = self.nodes.get_mut(node) else { return };
         match answer {
             Ok(mut view) => {
-                view.warnings.extend(skew(ahead(view.at_unix_ms, now_unix_ms)));
+                view.warnings.extend(skew(view.at_unix_ms, now_unix_ms));
                 known.entry.answers = true;
                 known.entry.answered_unix_ms = now_unix_ms;
                 known.entry.error.clear();
@@ -102,19 +104,6 @@ impl Entries {
         silent.collect()
     }
 
-    /// These are nodes as well.
-    pub fn add_places(&mut self, places: &[Place]) {
-        for place in places {
-            let known = self.nodes.entry(place.node.clone()).or_default();
-            known.entry.node.clone_from(&place.node);
-        }
-    }
-
-    /// Whether it is known how far a node's clock is ahead of ours.
-    pub fn has_clock(&self, node: &str) -> bool {
-        self.nodes.get(node).is_some_and(|known| known.entry.view.is_some())
-    }
-
     /// Whether each node answered the last time, and why not.
     pub fn answers(&self) -> Vec<(String, Result<(), AskError>)> {
         let asked = self.nodes.iter().filter(|(_, one)| one.entry.answers || one.error.is_some());
@@ -129,50 +118,16 @@ impl Entries {
     pub fn all(&self) -> Vec<Entry> {
         self.nodes.values().map(|known| known.entry.clone()).collect()
     }
-
-    /// How far a node's clock is ahead of ours, where that is more than the way of an answer explains.
-    pub fn ahead_ms(&self, node: &str) -> i64 {
-        let entry = self.nodes.get(node).map(|known| &known.entry);
-        entry.map_or(0, |entry| {
-            let at = entry.view.as_ref().map_or(0, |view| view.at_unix_ms);
-            ahead(at, entry.answered_unix_ms)
-        })
-    }
 }
 
-/// How far a clock that says `at` is ahead of ours, where that is more than the way of an answer explains. One without a
-/// time of its own is taken at its word.
-pub(crate) fn ahead(at_unix_ms: i64, now_unix_ms: i64) -> i64 {
-    let ahead = match at_unix_ms {
-        0 => 0,
-        at => at.saturating_sub(now_unix_ms),
-    };
-    let differs = u128::from(ahead.unsigned_abs()) > SKEW.as_millis();
-    if differs { ahead } else { 0 }
-}
-
-/// Moves a node's history to our clock.
-pub(crate) fn by_our_clock(history: &mut history::Answer, now_unix_ms: i64) {
-    let ahead = ahead(history.at_unix_ms, now_unix_ms);
-    let moved = |at: &mut i64| *at = at.saturating_sub(ahead);
-    let gpus = history.gpus.iter_mut().flat_map(|one| &mut one.points);
-    gpus.for_each(|point| moved(&mut point.at_unix_ms));
-    let tenants = history.tenants.iter_mut().flat_map(|one| &mut one.points);
-    tenants.for_each(|point| moved(&mut point.at_unix_ms));
-    history.events.iter_mut().for_each(|event| moved(&mut event.at_unix_ms));
-    if history.since_unix_ms != 0 {
-        moved(&mut history.since_unix_ms);
-    }
-    history.at_unix_ms = now_unix_ms;
-}
-
-/// `ahead_ms`: see [`ahead`].
-fn skew(ahead_ms: i64) -> Option<Warning> {
-    if ahead_ms == 0 {
+/// That a node's clock is ahead of ours, or behind, by more than the way of an answer explains.
+fn skew(at_unix_ms: i64, now_unix_ms: i64) -> Option<Warning> {
+    let by = at_unix_ms.abs_diff(now_unix_ms);
+    if at_unix_ms == 0 || u128::from(by) <= SKEW.as_millis() {
         return None;
     }
-    let by = time_format::ago(0, i64::try_from(ahead_ms.unsigned_abs()).unwrap_or(i64::MAX));
-    let way = if ahead_ms > 0 { "ahead of" } else { "behind" };
+    let by = time_format::ago(0, i64::try_from(by).unwrap_or(i64::MAX));
+    let way = if at_unix_ms > now_unix_ms { "ahead of" } else { "behind" };
     let text = format!(
         "the node's clock is {by} {way} the asker's: instants of this node are by its own clock"
     );
@@ -252,50 +207,25 @@ mod tests {
     }
 
     #[test]
-    fn a_history_of_a_node_whose_clock_is_hours_ahead_is_shown_by_ours() {
-        const NOW: i64 = 1_800_000_000_000;
-        const HOUR: i64 = 3_600_000;
-        for (clock, ahead) in [(5 * HOUR, 5 * HOUR), (1000, 0), (-1000, 0)] {
-            let at_unix_ms = NOW - HOUR + ahead;
-            let point = history::TenantPoint { at_unix_ms, ..Default::default() };
-            let series = history::TenantSeries { points: vec![point], ..Default::default() };
-            let mut one = history::Answer {
-                at_unix_ms: NOW + clock,
-                since_unix_ms: at_unix_ms,
-                tenants: vec![series],
-                events: vec![history::Event { at_unix_ms, ..Default::default() }],
-                ..Default::default()
-            };
-            by_our_clock(&mut one, NOW);
-            assert_eq!((one.at_unix_ms, one.since_unix_ms), (NOW, NOW - HOUR));
-            assert_eq!(one.tenants[0].points[0].at_unix_ms, NOW - HOUR);
-            assert_eq!(one.events[0].at_unix_ms, NOW - HOUR);
-        }
-    }
-
-    #[test]
-    fn clocks_that_differ_by_hours_are_said_and_kept_apart() {
-        let hours = 5 * 3_600_000;
-        let mut all = entries();
-        all.take("a", Ok(Node { at_unix_ms: 1_000_000 + hours, ..Node::default() }), 1_000_000, 0);
-        all.take("b", Ok(Node { at_unix_ms: 1_000_900, ..Node::default() }), 1_000_000, 0);
-        assert_eq!((all.ahead_ms("a"), all.ahead_ms("b")), (hours, 0));
-        let now = all.all();
-        // When it answered is by our clock.
-        assert_eq!(now[0].answered_unix_ms, 1_000_000);
-        let text = &now[0].view.as_ref().unwrap().warnings[0].text;
-        assert!(text.contains("clock is 5h 0m ahead of"), "{text}");
-        assert!(now[1].view.as_ref().unwrap().warnings.is_empty());
-        all.take("a", Ok(Node { at_unix_ms: i64::MIN, ..Node::default() }), 1_000_000, 0);
-        assert!(all.ahead_ms("a") < 0);
+    fn clocks_that_differ_by_hours_are_said() {
+        let (hours, mut all) = (5 * 3_600_000, entries());
         // A second or a millisecond more makes no other words.
-        for (ahead, says) in [(hours - 1_001, "4h 59m"), (hours + 999, "5h 0m"), (90_000, "1m 30s")]
-        {
-            let view = Node { at_unix_ms: 1_000_000 + ahead, ..Node::default() };
-            all.take("a", Ok(view), 1_000_000, 0);
-            let now = all.all();
-            let text = &now[0].view.as_ref().unwrap().warnings[0].text;
-            assert!(text.contains(&format!("clock is {says} ahead of")), "{text}");
+        for (ahead, says) in [
+            (hours, "5h 0m ahead of"),
+            (hours - 1_001, "4h 59m ahead of"),
+            (hours + 999, "5h 0m ahead of"),
+            (90_000, "1m 30s ahead of"),
+            (-hours, "5h 0m behind"),
+            (900, ""),
+        ] {
+            let now = 1_800_000_000_000;
+            all.take("a", Ok(Node { at_unix_ms: now + ahead, ..Node::default() }), now, 0);
+            let entry = all.all().remove(0);
+            // When it answered is by our clock.
+            assert_eq!(entry.answered_unix_ms, now);
+            let warnings = entry.view.unwrap().warnings;
+            let said = warnings.first().map_or("", |warning| &warning.text);
+            assert!(said.contains(says) && said.is_empty() == says.is_empty(), "{said}");
         }
     }
 }

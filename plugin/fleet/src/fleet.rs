@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use serde::de::DeserializeOwned;
-use tessera_cluster::user::{Context, Finished, UserClient};
+use tessera_cluster::user::{Context, Finished, Proxied, UserClient};
 use tessera_cluster::{Access, ApiError, Failure};
 use tessera_model::clock::unix_ms;
 use tessera_system::locks::lock;
@@ -16,11 +17,11 @@ use tessera_view::node::Node;
 use tessera_view::trace::Trace;
 use tessera_view::{API_VERSION, fleet, history};
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
-use crate::ask::{self, AskError, Asker, Question, Why};
-use crate::entries::{Entries, by_our_clock};
-use crate::merge;
+use crate::ask::{self, AskError, PORT, Question, VIEWER, Why};
+use crate::entries::Entries;
+use crate::merge::{self, Answers};
 use crate::places::{self, Place};
 
 /// Questions at a time.
@@ -72,7 +73,9 @@ pub struct Fleet {
 struct Inner {
     options: Options,
     context: Context,
-    asker: Asker,
+    user: UserClient,
+    /// Questions at a time.
+    parallel: Semaphore,
     entries: Mutex<Entries>,
     began: Instant,
 }
@@ -84,15 +87,9 @@ impl Fleet {
         let access = access.map_err(|text| Why::Kubeconfig.says(text))?;
         let user = UserClient::new(access, options.limit * 2);
         let context = user.context().map_err(|text| Why::Kubeconfig.says(text))?;
-        let asker = Asker {
-            user,
-            port: options.port,
-            namespace: options.namespace.clone().unwrap_or_else(|| context.namespace.clone()),
-            limit: options.limit,
-            parallel: Arc::new(Semaphore::new(PARALLEL)),
-        };
-        let (entries, began) = (Mutex::default(), Instant::now());
-        Ok(Fleet { inner: Arc::new(Inner { options, context, asker, entries, began }) })
+        let (parallel, entries, began) =
+            (Semaphore::new(PARALLEL), Mutex::default(), Instant::now());
+        Ok(Fleet { inner: Arc::new(Inner { options, context, user, parallel, entries, began }) })
     }
 
     /// What the kubeconfig says of the context in use.
@@ -102,7 +99,7 @@ impl Fleet {
 
     /// The API server, with the user's rights.
     pub fn user(&self) -> &UserClient {
-        &self.inner.asker.user
+        &self.inner.user
     }
 
     /// Where the plugin's pods are.
@@ -155,8 +152,8 @@ impl Fleet {
         let silent = self.silent();
         let (silent, others): (Vec<Place>, Vec<Place>) =
             places.iter().cloned().partition(|place| silent.contains_key(&place.node));
-        self.round(&silent, true).detach_all();
-        self.round(&others, false).join_all().await;
+        drop(self.round(&silent, true));
+        let _ = self.round(&others, false).await;
         self.known()
     }
 
@@ -186,9 +183,9 @@ impl Fleet {
         self.entries().fail(&error.to_string());
     }
 
-    /// Begins to ask those nodes that are not being asked; with `patience`, not those that failed just now. A task
-    /// ends when its node has answered or its time is over.
-    pub(crate) fn round(&self, places: &[Place], patience: bool) -> JoinSet<()> {
+    /// Begins to ask those nodes that are not being asked; with `patience`, not those that failed just now. Done when each
+    /// has answered or its time is over; it goes on also when nobody waits for it any more.
+    pub(crate) fn round(&self, places: &[Place], patience: bool) -> JoinHandle<()> {
         let mut tasks = JoinSet::new();
         for place in places {
             if !self.entries().begin(&place.node, self.steady_ms(), patience) {
@@ -196,82 +193,38 @@ impl Fleet {
             }
             let (fleet, place) = (self.clone(), place.clone());
             tasks.spawn(async move {
-                let asker = &fleet.inner.asker;
-                let text = asker.text(&place, &Question::fleet()).await;
+                let text = fleet.text(&place, &Question::fleet()).await;
                 let view = text.and_then(|text| ask::node(&place, &text));
                 if view.as_ref().is_err_and(|error| error.why == Why::Unauthenticated) {
                     // A token that is renewed outside of this process is read again.
-                    asker.user.renew().await;
+                    fleet.user().renew().await;
                 }
                 fleet.entries().take(&place.node, view, unix_ms(), fleet.steady_ms());
             });
         }
-        tasks
+        tokio::spawn(async move {
+            tasks.join_all().await;
+        })
     }
 
     /// Histories by node: of the node that is named, of those where the subject is, or else of all. Instants are by
-    /// our clock, also where a node's differs.
+    /// each node's clock.
     pub async fn histories(
         &self,
         node: &str,
         query: &history::Query,
-    ) -> Result<Vec<(String, Result<history::Answer, AskError>)>, AskError> {
+    ) -> Result<Answers<history::Answer>, AskError> {
         let places = self.places_of(node, &query.namespace, &query.subject).await?;
-        self.set_clocks(&places, query.since_unix_ms.max(query.until_unix_ms)).await;
-        Ok(self.histories_at(&places, query).await)
-    }
-
-    /// Before instants are asked for: how far each node's clock is from ours comes with its view. `at` is such an
-    /// instant; 0 where none is asked for.
-    async fn set_clocks(&self, places: &[Place], at: i64) {
-        if at == 0 {
-            return;
-        }
-        let is_new = |place: &&Place| !self.entries().has_clock(&place.node);
-        let new: Vec<Place> = places.iter().filter(is_new).cloned().collect();
-        if !new.is_empty() {
-            self.entries().add_places(&new);
-            self.round(&new, true).join_all().await;
-        }
-    }
-
-    /// Histories of these nodes, by our clock.
-    async fn histories_at(
-        &self,
-        places: &[Place],
-        query: &history::Query,
-    ) -> Vec<(String, Result<history::Answer, AskError>)> {
-        let question = |place: &Place| {
-            let ahead = self.entries().ahead_ms(&place.node);
-            Question::history(&history::Query {
-                since_unix_ms: shifted(query.since_unix_ms, ahead),
-                until_unix_ms: shifted(query.until_unix_ms, ahead),
-                ..query.clone()
-            })
-        };
-        let mut answers: Vec<(String, Result<history::Answer, AskError>)> =
-            self.all(places, question).await;
-        for (node, answer) in &mut answers {
-            if let Ok(answer) = answer {
-                answer.node.clone_from(node);
-                by_our_clock(answer, unix_ms());
-            }
-        }
-        answers
+        Ok(self.all(&places, &Question::history(query)).await)
     }
 
     /// The node of each of these places with its history.
-    async fn seen(
-        &self,
-        places: &[Place],
-        query: &history::Query,
-    ) -> Vec<(String, Result<merge::Seen, AskError>)> {
-        // With the views come the differences of clocks.
-        self.round(places, false).join_all().await;
+    async fn seen(&self, places: &[Place], query: &history::Query) -> Answers<merge::Seen> {
+        let _ = self.round(places, false).await;
         let mut views: BTreeMap<String, Node> = (self.known().nodes.into_iter())
             .filter_map(|entry| Some((entry.node, entry.view.filter(|_| entry.answers)?)))
             .collect();
-        let histories = self.histories_at(places, query).await;
+        let histories = self.all(places, &Question::history(query)).await;
         let both = |(node, history): (String, Result<history::Answer, AskError>)| {
             let silent = || Why::Silent.says("it does not answer".to_owned());
             let view = views.remove(&node).ok_or_else(silent);
@@ -285,10 +238,10 @@ impl Fleet {
         &self,
         node: &str,
         asked: &str,
-    ) -> Result<Vec<(String, Result<Explanation, AskError>)>, AskError> {
+    ) -> Result<Answers<Explanation>, AskError> {
         let (namespace, _) = asked.split_once('/').unwrap_or(("", asked));
         let places = self.places_of(node, namespace, asked).await?;
-        Ok(self.all(&places, |_| Question::explain(asked, namespace)).await)
+        Ok(self.all(&places, &Question::explain(asked, namespace)).await)
     }
 
     /// Traces by node, of the node that is named or of all: of tenants of this namespace alone, or of all where it is
@@ -298,11 +251,9 @@ impl Fleet {
         node: &str,
         namespace: &str,
         seconds: u32,
-    ) -> Result<Vec<(String, Result<Trace, AskError>)>, AskError> {
+    ) -> Result<Answers<Trace>, AskError> {
         let places = self.places_of(node, "", "").await?;
-        let mut asker = self.inner.asker.clone();
-        asker.limit += Duration::from_secs(seconds.into());
-        Ok(asker.all(&places, |_| Question::trace(namespace, seconds)).await)
+        Ok(self.all(&places, &Question::trace(namespace, seconds)).await)
     }
 
     /// Advice of all nodes together, and why some gave none.
@@ -310,8 +261,7 @@ impl Fleet {
         let mut places = self.places().await?;
         // The workload of a pod may have others on nodes that do not know this one.
         let all = Scope { pod: String::new(), ..scope.clone() };
-        self.set_clocks(&places, all.since_unix_ms).await;
-        let answers = self.all(&places, |place| self.scoped("recommend", place, &all)).await;
+        let answers = self.all(&places, &Question::of_scope("recommend", &all)).await;
         somebody(&answers)?;
         self.entries().set_places(&places);
         let by_node = merge::ByNode::of(answers, &scope.pod);
@@ -326,16 +276,9 @@ impl Fleet {
     /// What is asked and not used on all nodes together, and why some said nothing.
     pub async fn waste(&self, scope: &Scope) -> Result<Waste, AskError> {
         let places = self.places().await?;
-        self.set_clocks(&places, scope.since_unix_ms).await;
-        let answers = self.all(&places, |place| self.scoped("waste", place, scope)).await;
+        let answers = self.all(&places, &Question::of_scope("waste", scope)).await;
         somebody(&answers)?;
         Ok(merge::waste(answers, scope.since_unix_ms, unix_ms()))
-    }
-
-    fn scoped(&self, what: &'static str, place: &Place, scope: &Scope) -> Question {
-        let ahead = self.entries().ahead_ms(&place.node);
-        let since_unix_ms = shifted(scope.since_unix_ms, ahead);
-        Question::of_scope(what, &Scope { since_unix_ms, ..scope.clone() })
     }
 
     /// Runs `tessera` with these arguments in the plugin's pod of a node.
@@ -350,20 +293,59 @@ impl Fleet {
 
     /// The answers of all of these nodes, in their order. One that did not answer a moment ago is not waited for
     /// again, unless it is the only one that is asked.
-    async fn all<T: DeserializeOwned + Send + 'static>(
+    async fn all<T: DeserializeOwned + Send>(
         &self,
         places: &[Place],
-        question: impl Fn(&Place) -> Question,
-    ) -> Vec<(String, Result<T, AskError>)> {
-        let silent = if places.len() > 1 { self.silent() } else { BTreeMap::new() };
-        let asked: Vec<Place> =
-            places.iter().filter(|place| !silent.contains_key(&place.node)).cloned().collect();
-        let mut answers = self.inner.asker.all(&asked, question).await.into_iter();
-        let answer = |place: &Place| match silent.get(&place.node) {
-            Some(why) => Some((place.node.clone(), Err(Why::Silent.says(why.clone())))),
-            None => answers.next(),
+        question: &Question,
+    ) -> Answers<T> {
+        let mut silent = if places.len() > 1 { self.silent() } else { BTreeMap::new() };
+        let answers = places.iter().map(|place| {
+            let silent = silent.remove(&place.node);
+            async move {
+                let answer = match silent {
+                    Some(why) => Err(Why::Silent.says(why)),
+                    None => self.text(place, question).await.and_then(|text| ask::read(&text)),
+                };
+                (place.node.clone(), answer)
+            }
+        });
+        join_all(answers).await
+    }
+
+    /// The body of a successful answer. A reader without rights on the whole is one of a namespace.
+    async fn text(&self, place: &Place, question: &Question) -> Result<Vec<u8>, AskError> {
+        let answer = self.once(place, question).await;
+        let Inner { options, context, .. } = &*self.inner;
+        let namespace = options.namespace.as_ref().unwrap_or(&context.namespace);
+        let is_narrow = question.is_of_namespace() || namespace.is_empty();
+        match answer {
+            Err(AskError { why: Why::NoRights, .. }) if !is_narrow => {
+                self.once(place, &question.of_namespace(namespace)).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn once(&self, place: &Place, question: &Question) -> Result<Vec<u8>, AskError> {
+        if !place.away.is_empty() {
+            return Err(Why::Silent.says(place.away.clone()));
+        }
+        // Never closed.
+        let _permit = self.inner.parallel.acquire().await;
+        let Options { port, limit, .. } = self.inner.options;
+        let port = port.or(Some(place.port).filter(|port| *port != 0)).unwrap_or(PORT);
+        let proxied = Proxied {
+            namespace: place.namespace.clone(),
+            pod: place.pod.clone(),
+            port,
+            target: question.target(),
+            accept: "application/json",
         };
-        places.iter().filter_map(answer).collect()
+        let limit = limit + question.lasts;
+        let passed = self.user().through_pod(&proxied, VIEWER, limit, question.largest()).await;
+        let viewer = format!("{}/{VIEWER}", place.namespace);
+        let passed = passed.map_err(|error| ask::failed(error, &viewer))?;
+        ask::body(place, port, &passed)
     }
 
     /// Nodes that did not answer a moment ago, and why.
@@ -403,14 +385,9 @@ impl Fleet {
     }
 }
 
-/// An instant by a clock that is ahead; 0 stands for none.
-fn shifted(at: i64, ahead_ms: i64) -> i64 {
-    if at == 0 { 0 } else { at.saturating_add(ahead_ms).max(1) }
-}
-
 /// What no node says anything of: where all refuse, or do not answer, an empty answer would say that nothing is there.
 /// Where a node knows of no such thing, others have nothing to add.
-fn somebody<T>(answers: &[(String, Result<T, AskError>)]) -> Result<(), AskError> {
+fn somebody<T>(answers: &Answers<T>) -> Result<(), AskError> {
     let is_said =
         |answer: &Result<T, AskError>| answer.as_ref().err().is_none_or(|e| e.why == Why::Unknown);
     match answers.iter().any(|(_, answer)| is_said(answer)) {

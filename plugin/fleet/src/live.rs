@@ -8,67 +8,66 @@ use tessera_view::trace::Trace;
 use tessera_view::{fleet, history};
 use tessera_web::Source;
 use tessera_web::source::Answer;
-use tokio::sync::watch;
+use tokio::sync::Mutex;
 
 use crate::ask::AskError;
 use crate::fleet::Fleet;
 use crate::merge::{self, answered};
 use crate::places::Place;
 
-/// How long it is asked on after the last look.
-const ATTENTION: Duration = Duration::from_secs(60);
 /// How often the list of nodes is read.
 const PLACES: Duration = Duration::from_secs(15);
+/// How long a look waits for answers.
+const PATIENCE: Duration = Duration::from_millis(250);
 
-/// See the module's text. Asking ends with its drop.
+/// See the module's text.
 #[derive(Debug)]
 pub struct Live {
     fleet: Fleet,
     every: Duration,
-    /// When somebody looked last.
-    looks: watch::Sender<Option<Instant>>,
-    /// Counts rounds; the last failure of all.
-    rounds: watch::Receiver<(u64, Option<AskError>)>,
-    task: tokio::task::JoinHandle<()>,
+    asked: Mutex<Asked>,
 }
 
-impl Drop for Live {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+#[derive(Debug, Default)]
+struct Asked {
+    places: Vec<Place>,
+    /// When they were read.
+    read: Option<Instant>,
+    /// When the nodes were last asked.
+    at: Option<Instant>,
 }
 
 impl Live {
-    /// Asks each node `every` so often. To be called within a runtime.
-    pub fn start(fleet: Fleet, every: Duration) -> Self {
-        let (round, rounds) = watch::channel((0, None));
-        let (looks, looked) = watch::channel(None);
-        let task = tokio::spawn(ask(fleet.clone(), every, looked, round));
-        Live { fleet, every, looks, rounds, task }
+    /// Asks each node at most `every` so often.
+    pub fn new(fleet: Fleet, every: Duration) -> Self {
+        Live { fleet, every, asked: Mutex::default() }
     }
 
-    /// What is known, not much older than `every`. The first look waits for the first answers.
+    /// What is known, not much older than `every`. A node that takes long is shown as it was: its answer is for a later
+    /// look. The first look waits for the first answers.
     pub async fn look(&self) -> Result<fleet::Fleet, AskError> {
-        let before = self.looks.send_replace(Some(Instant::now()));
-        let mut rounds = self.rounds.clone();
-        if !is_recent(before) {
-            let at = rounds.borrow_and_update().0;
-            let limit = self.fleet.options().limit + self.every;
-            // A node that stalls is not waited for: it is shown as it is.
-            let _ = tokio::time::timeout(limit, rounds.wait_for(|(round, _)| *round > at)).await;
+        let mut asked = self.asked.lock().await;
+        if asked.at.is_some_and(|at| at.elapsed() < self.every) {
+            return Ok(self.fleet.known());
         }
-        let known = self.fleet.known();
-        let failure = rounds.borrow().1.clone();
-        match failure {
-            Some(error) if known.nodes.is_empty() => Err(error),
-            _ => Ok(known),
+        if asked.read.is_none_or(|at| at.elapsed() >= PLACES) {
+            match self.fleet.places().await {
+                Ok(places) => {
+                    self.fleet.set_places(&places);
+                    (asked.places, asked.read) = (places, Some(Instant::now()));
+                }
+                Err(error) => {
+                    self.fleet.fail(&error);
+                    let known = self.fleet.known();
+                    return if known.nodes.is_empty() { Err(error) } else { Ok(known) };
+                }
+            }
         }
+        let first = asked.at.replace(Instant::now()).is_none();
+        let limit = if first { self.fleet.options().limit } else { PATIENCE };
+        let _ = tokio::time::timeout(limit, self.fleet.round(&asked.places, true)).await;
+        Ok(self.fleet.known())
     }
-}
-
-/// Whether somebody looks.
-fn is_recent(look: Option<Instant>) -> bool {
-    look.is_some_and(|at| at.elapsed() <= ATTENTION)
 }
 
 impl Source for Live {
@@ -99,44 +98,5 @@ impl Source for Live {
             let (traces, _) = answered(self.fleet.traces(node, "", seconds).await?)?;
             Ok(Trace::joined(traces))
         })
-    }
-}
-
-/// Asks as long as somebody looks.
-async fn ask(
-    fleet: Fleet,
-    every: Duration,
-    mut looked: watch::Receiver<Option<Instant>>,
-    round: watch::Sender<(u64, Option<AskError>)>,
-) {
-    let mut places: Vec<Place> = Vec::new();
-    let mut read: Option<Instant> = None;
-    // Nobody can look any more where it is an error.
-    while looked.wait_for(|look| is_recent(*look)).await.is_ok() {
-        let mut failure = None;
-        if read.is_none_or(|at| at.elapsed() >= PLACES) {
-            match fleet.places().await {
-                Ok(now) => {
-                    fleet.set_places(&now);
-                    (places, read) = (now, Some(Instant::now()));
-                }
-                Err(error) => {
-                    fleet.fail(&error);
-                    (failure, read) = (Some(error), None);
-                }
-            }
-        }
-        if failure.is_none() {
-            let mut tasks = fleet.round(&places, true);
-            let all = async { while tasks.join_next().await.is_some() {} };
-            let _ = tokio::time::timeout(every, all).await;
-            // Those that have not answered go on; their nodes are not asked twice.
-            tasks.detach_all();
-        }
-        round.send_modify(|(round, last)| {
-            *round += 1;
-            *last = failure;
-        });
-        tokio::time::sleep(every).await;
     }
 }

@@ -12,14 +12,15 @@ use tessera_view::node::Node;
 use tessera_view::{API_VERSION, history};
 
 use crate::ask::{AskError, Why};
-use crate::entries::ahead;
 
+/// Answers by node, or why there is none.
+pub type Answers<T> = Vec<(String, Result<T, AskError>)>;
 /// Answers by node, and a sentence for each node without one.
 pub type Answered<T> = (Vec<(String, T)>, Vec<String>);
 
 /// What those say that answered, and a sentence for each that did not; an error where none did: the one of a node
 /// that knows what was asked for, if there is such.
-pub fn answered<T>(answers: Vec<(String, Result<T, AskError>)>) -> Result<Answered<T>, AskError> {
+pub fn answered<T>(answers: Answers<T>) -> Result<Answered<T>, AskError> {
     if answers.iter().any(|(_, answer)| answer.is_ok()) {
         return Ok(split(answers));
     }
@@ -27,7 +28,7 @@ pub fn answered<T>(answers: Vec<(String, Result<T, AskError>)>) -> Result<Answer
 }
 
 /// Of answers that are all none, the error that counts: the first of a node that may know what was asked for.
-pub(crate) fn worst<T>(answers: &[(String, Result<T, AskError>)]) -> Option<AskError> {
+pub(crate) fn worst<T>(answers: &Answers<T>) -> Option<AskError> {
     let errors = answers.iter().map(|(node, answer)| Some((node, answer.as_ref().err()?)));
     let errors = errors.collect::<Option<Vec<_>>>()?;
     // The first of those that weigh most.
@@ -40,9 +41,7 @@ pub(crate) fn worst<T>(answers: &[(String, Result<T, AskError>)]) -> Option<AskE
 }
 
 /// One history of all nodes, with a remark for each that did not answer.
-pub fn history(
-    answers: Vec<(String, Result<history::Answer, AskError>)>,
-) -> Result<history::Answer, AskError> {
+pub fn history(answers: Answers<history::Answer>) -> Result<history::Answer, AskError> {
     let (answered, silent) = answered(answers)?;
     let mut all = histories(answered);
     all.remarks.extend(silent);
@@ -50,9 +49,7 @@ pub fn history(
 }
 
 /// The explanations of all nodes. The first has a remark for each node that did not answer.
-pub fn explanations(
-    answers: Vec<(String, Result<Explanation, AskError>)>,
-) -> Result<Explanations, AskError> {
+pub fn explanations(answers: Answers<Explanation>) -> Result<Explanations, AskError> {
     let (mut answered, silent) = answered(answers)?;
     if let Some((_, first)) = answered.first_mut() {
         first.remarks.extend(silent);
@@ -74,7 +71,7 @@ fn histories(answers: Vec<(String, history::Answer)>) -> history::Answer {
 }
 
 /// Answers, and a sentence for each node without one.
-pub(crate) fn split<T>(answers: Vec<(String, Result<T, AskError>)>) -> Answered<T> {
+pub(crate) fn split<T>(answers: Answers<T>) -> Answered<T> {
     let (mut answered, mut remarks) = (Vec::new(), Vec::new());
     for (node, answer) in answers {
         match answer {
@@ -89,11 +86,7 @@ pub(crate) fn split<T>(answers: Vec<(String, Result<T, AskError>)>) -> Answered<
 
 /// The waste of all nodes by namespace, the largest first. `since` is what was asked for. A node without figures says
 /// nothing of the window, and nothing of prices.
-pub fn waste(
-    answers: Vec<(String, Result<Waste, AskError>)>,
-    since: i64,
-    now_unix_ms: i64,
-) -> Waste {
+pub fn waste(answers: Answers<Waste>, since: i64, now_unix_ms: i64) -> Waste {
     let (answered, mut remarks) = split(answers);
     let mut all =
         Waste { api_version: API_VERSION.to_owned(), at_unix_ms: now_unix_ms, ..Waste::default() };
@@ -105,10 +98,7 @@ pub fn waste(
         if one.namespaces.is_empty() {
             continue;
         }
-        // By our clock.
-        if one.since_unix_ms != 0 {
-            begins.push(one.since_unix_ms.saturating_sub(ahead(one.at_unix_ms, now_unix_ms)));
-        }
+        begins.extend(Some(one.since_unix_ms).filter(|since| *since != 0));
         let price = (one.price_per_gpu_hour, one.currency);
         if !prices.contains(&price) {
             prices.push(price);
@@ -129,21 +119,10 @@ pub fn waste(
             all.price_per_gpu_hour = *price;
             all.currency.clone_from(currency);
         }
-        [(_, currency), rest @ ..] => {
-            if rest.iter().all(|(_, other)| other == currency) {
-                all.currency.clone_from(currency);
-                remarks.push(
-                    "nodes have different prices (advice.price_per_gpu_hour): costs are sums of each \
-                     node's own"
-                        .to_owned(),
-                );
-            } else {
-                remarks.push(
-                    "nodes have prices in different currencies: costs are not to be added"
-                        .to_owned(),
-                );
-            }
-        }
+        _ => remarks.push(
+            "nodes have different prices (advice.price_per_gpu_hour) or currencies: costs are sums of each node's own"
+                .to_owned(),
+        ),
     }
     all.namespaces = namespaces.into_values().collect();
     tessera_advice::largest_first(&mut all);
@@ -184,7 +163,7 @@ fn is_asked(asked: &str, namespace: &str, pods: &[String]) -> bool {
 
 impl ByNode {
     /// Of what every node advises for all its workloads; `pod` is the one whose workload is asked for.
-    pub fn of(answers: Vec<(String, Result<Recommendations, AskError>)>, pod: &str) -> Self {
+    pub fn of(answers: Answers<Recommendations>, pod: &str) -> Self {
         let (answers, remarks) = split(answers);
         let mut all = ByNode { remarks, ..ByNode::default() };
         let mut by_key: BTreeMap<Key, Vec<(String, Recommendation)>> = BTreeMap::new();
@@ -221,7 +200,7 @@ impl ByNode {
     /// The advice, with what was seen on the nodes that were needed.
     pub fn judged(
         mut self,
-        seen: Vec<(String, Result<Seen, AskError>)>,
+        seen: Answers<Seen>,
         scope: &Scope,
         now_unix_ms: i64,
     ) -> Recommendations {
@@ -311,37 +290,30 @@ mod tests {
     }
 
     #[test]
-    fn prices_that_differ_are_remarked_and_currencies_that_do_leave_no_sum() {
+    fn prices_that_differ_are_remarked_and_none_is_said_to_be_of_all() {
         let of = |price_per_gpu_hour, currency: &str| {
             let currency = currency.into();
             let namespaces = vec![NamespaceWaste::default()];
             Ok(Waste { price_per_gpu_hour, currency, namespaces, ..Waste::default() })
         };
-        let all = |a, b| waste(vec![("a".to_owned(), a), ("b".to_owned(), b)], 0, 1);
-        let prices = all(of(2.0, "EUR"), of(3.0, "EUR"));
-        assert_eq!((prices.price_per_gpu_hour, prices.currency.as_str()), (0.0, "EUR"));
-        assert!(prices.remarks[0].contains("different prices"), "{:?}", prices.remarks);
-        let currencies = all(of(2.0, "EUR"), of(2.0, "USD"));
-        assert_eq!(currencies.currency, "");
-        assert!(currencies.remarks[0].contains("different currencies"), "{:?}", currencies.remarks);
+        for other in [of(3.0, "EUR"), of(2.0, "USD")] {
+            let answers = vec![("a".to_owned(), of(2.0, "EUR")), ("b".to_owned(), other)];
+            let all = waste(answers, 0, 1);
+            assert_eq!((all.price_per_gpu_hour, all.currency.as_str()), (0.0, ""));
+            assert!(all.remarks[0].contains("different prices"), "{:?}", all.remarks);
+        }
     }
 
     #[test]
-    fn the_window_begins_with_the_first_node_that_has_figures_by_our_clock() {
-        const NOW: i64 = 1_800_000_000_000;
-        const HOUR: i64 = 3_600_000;
-        let of = |since_unix_ms, at_unix_ms, namespaces: usize| {
+    fn the_window_begins_with_the_first_node_that_has_figures() {
+        let of = |since_unix_ms, currency: &str, namespaces: usize| {
             let namespaces = vec![NamespaceWaste::default(); namespaces];
-            let one = Waste { since_unix_ms, at_unix_ms, namespaces, ..Waste::default() };
-            Ok(Waste { currency: if at_unix_ms == NOW { "EUR".into() } else { "".into() }, ..one })
+            Ok(Waste { since_unix_ms, namespaces, currency: currency.into(), ..Waste::default() })
         };
-        let honest = || ("a".to_owned(), of(NOW - HOUR, NOW, 1));
-        let empty = waste(vec![honest(), ("b".to_owned(), of(1, 0, 0))], NOW - 2 * HOUR, NOW);
-        assert_eq!((empty.since_unix_ms, empty.currency.as_str()), (NOW - HOUR, "EUR"));
-        assert_eq!(empty.remarks, [""; 0]);
-        // A clock that is hours behind.
-        let behind = ("b".to_owned(), of(NOW - 27 * HOUR, NOW - 25 * HOUR, 1));
-        assert_eq!(waste(vec![behind], NOW - 4 * HOUR, NOW).since_unix_ms, NOW - 2 * HOUR);
+        let answers = vec![("a".to_owned(), of(700, "EUR", 1)), ("b".to_owned(), of(1, "", 0))];
+        let all = waste(answers, 600, 1000);
+        assert_eq!((all.since_unix_ms, all.currency.as_str()), (700, "EUR"));
+        assert_eq!(all.remarks, [""; 0]);
     }
 
     #[test]

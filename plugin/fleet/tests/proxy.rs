@@ -134,7 +134,7 @@ async fn a_node_that_falls_silent_keeps_its_last_view() {
 async fn the_console_shows_the_others_while_one_stalls() {
     let world =
         World::new(&[("a", Some(Behind::Answers(200, view("a")))), ("b", Some(Behind::Stalls))]);
-    let live = Live::start(world.fleet(), Duration::from_millis(50));
+    let live = Live::new(world.fleet(), Duration::from_millis(50));
     let began = Instant::now();
     loop {
         let fleet = live.fleet().await.unwrap();
@@ -153,7 +153,7 @@ async fn a_node_that_is_known_not_to_answer_delays_no_answer_and_is_named_in_it(
     let fleet = world.fleet();
     // Found out here, as by the console's rounds.
     fleet.gather().await.unwrap();
-    let live = Live::start(fleet, Duration::from_millis(50));
+    let live = Live::new(fleet, Duration::from_millis(50));
     let query = |subject: &str| tessera_view::history::Query {
         subject: subject.into(),
         ..tessera_view::history::Query::default()
@@ -362,41 +362,6 @@ async fn where_no_node_says_anything_nothing_is_said_to_be_empty() {
     }
 }
 
-/// Whatever is asked first, and of whom: a window is of the node's clock.
-#[tokio::test]
-async fn instants_are_asked_for_by_each_nodes_clock() {
-    const HOUR: i64 = 3_600_000;
-    let now = tessera_model::clock::unix_ms();
-    let behind = 25 * HOUR;
-    let mut view: Value = serde_json::from_str(&view("a")).unwrap();
-    view["nodes"][0]["view"]["at_unix_ms"] = (now - behind).into();
-    let version = json!({ "api_version": "tessera.dev/v1" });
-    let answers =
-        [("fleet", &view), ("recommend", &version), ("history", &version), ("waste", &version)];
-    let answers = answers.map(|(of, value)| (of, value.to_string()));
-    let node = || Some(Behind::Serves(answers.clone().into()));
-    let since_unix_ms = now - 6 * HOUR;
-    let scope = Scope { since_unix_ms, ..Scope::default() };
-    let query = tessera_view::history::Query { since_unix_ms, ..Default::default() };
-    for what in ["waste", "recommend", "history", "history of a node"] {
-        let world = World::new(&[("a", node())]);
-        let fleet = world.fleet();
-        match what {
-            "waste" => fleet.waste(&scope).await.map(drop),
-            "recommend" => fleet.recommendations(&scope).await.map(drop),
-            "history" => fleet.histories("", &query).await.map(drop),
-            _ => fleet.histories("a", &query).await.map(drop),
-        }
-        .unwrap();
-        let path = what.split(' ').next().unwrap();
-        let asked = world.server.asked();
-        let asked = asked.iter().find(|one| one.target.contains(&format!("/{path}"))).unwrap();
-        let since = asked.target.split("since_unix_ms=").nth(1).unwrap();
-        let since: i64 = since.split('&').next().unwrap().parse().unwrap();
-        assert!((since - (since_unix_ms - behind)).abs() < 60_000, "{what}: {}", asked.target);
-    }
-}
-
 #[tokio::test]
 async fn traces_of_all_nodes_are_one_and_a_node_that_refuses_hides_no_other() {
     let trace = |begun: i64| {
@@ -419,7 +384,7 @@ async fn traces_of_all_nodes_are_one_and_a_node_that_refuses_hides_no_other() {
     assert_eq!(asked.len(), 3);
     assert!(asked.iter().all(|one| one.target.contains("namespace=team&seconds=7")));
 
-    let live = Live::start(world.fleet(), Duration::from_millis(50));
+    let live = Live::new(world.fleet(), Duration::from_millis(50));
     let all = live.trace("", 1).await.unwrap();
     let is_name = |name: &&&str| name.contains(", GPU 0");
     let names = all.events.iter().filter_map(|event| Some(event.args.as_ref()?.name.as_str()));

@@ -55,7 +55,7 @@ impl Console {
         let kubeconfig = dir.join("kubeconfig");
         std::fs::write(&kubeconfig, cluster.kubeconfig())?;
         let fleet = Fleet::new(Cluster { kubeconfig: Some(kubeconfig), ..Cluster::default() })?;
-        let console = Self::of(Arc::new(Live::start(fleet, INTERVAL))).await?;
+        let console = Self::of(Arc::new(Live::new(fleet, INTERVAL))).await?;
         Ok(Self { _cluster: Some(cluster), ..console })
     }
 

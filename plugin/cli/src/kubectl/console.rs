@@ -113,7 +113,7 @@ pub(crate) fn main(args: &Args, common: &Common) -> Result<ExitCode, Failure> {
         let listen = |kind| signal(kind).map_err(|error| Failure::failed(error.to_string()));
         let (mut end, mut stop) =
             (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
-        let mut options = Options::new(Arc::new(Live::start(fleet, EVERY)));
+        let mut options = Options::new(Arc::new(Live::new(fleet, EVERY)));
         options.listen.clone_from(&args.listen.0);
         let scheme = if tls == Tls::Plain { "http" } else { "https" };
         (options.tls, options.authorisation, options.interval) = (tls, authorisation, EVERY);
