@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use tessera_api::admin::reach::{TIMEOUT, client, get};
-use tessera_api::admin::{EXIT_FORBIDDEN, EXIT_UNAVAILABLE, EXIT_USAGE, ask, sentence};
+use tessera_api::admin::{EXIT_FORBIDDEN, EXIT_UNAVAILABLE, EXIT_USAGE, ask};
 use tessera_config::Config;
 use tessera_fleet::merge::{Answered, answered};
 use tessera_fleet::{AskError, Fleet, Question, Why};
@@ -177,7 +177,7 @@ impl Source {
                 // Not again where it breaks off: it takes its time.
                 let asked = Question::trace("", seconds).target();
                 let trace = client(&config.paths.admin, limit).get(&asked).await;
-                own(trace.map_err(|error| failed(&error, config)))
+                own(trace.map_err(|error| failed(&error)))
             }
             Source::Cluster(fleet, common) => {
                 let namespace = common.namespace.as_deref().unwrap_or_default();
@@ -199,18 +199,18 @@ async fn of_node<T: DeserializeOwned>(
     limit: Duration,
 ) -> Result<T, Failure> {
     let answer = get(&config.paths.admin, &question.target(), limit).await;
-    answer.map_err(|error| failed(&error, config))
+    answer.map_err(|error| failed(&error))
 }
 
 /// The whole status of this node, as root alone has it.
 pub(crate) async fn status(config: &Config) -> Result<Status, Failure> {
-    ask(&config.paths.admin).await.map_err(|error| failed(&error, config))
+    ask(&config.paths.admin).await.map_err(|error| failed(&error))
 }
 
 /// Asks the plugin of this node for a change.
 pub(crate) async fn change<C: Call>(config: &Config, request: &C) -> Result<C::Answer, Failure> {
     client(&config.paths.admin, TIMEOUT).call(request).await.map_err(|error| {
-        let Failure { mut text, status } = failed(&error, config);
+        let Failure { mut text, status } = failed(&error);
         if matches!(error, ClientError::Late { .. }) {
             text.push_str("; what was asked may still be done");
         }
@@ -220,8 +220,8 @@ pub(crate) async fn change<C: Call>(config: &Config, request: &C) -> Result<C::A
 }
 
 /// Why this node's plugin gave no answer.
-pub(crate) fn failed(error: &ClientError, config: &Config) -> Failure {
-    Failure { text: sentence(error, config), status: error.exit() }
+pub(crate) fn failed(error: &ClientError) -> Failure {
+    Failure { text: printable::line(&error.to_string()).into_owned(), status: error.exit() }
 }
 
 /// A subject in full: a bare name is a pod's in the namespace, where it is no GPU's.

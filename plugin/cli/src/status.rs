@@ -81,7 +81,7 @@ fn readiness(status: &Status) -> ExitCode {
 /// Says nothing of kubelet, GPUs or pages, for none of which a restart would be of use.
 async fn live(config: &Config) -> Result<ExitCode, Failure> {
     let answer = get::<serde_json::Value>(&config.paths.admin, LIVE, TIMEOUT).await;
-    answer.map_err(|error| failed(&error, config))?;
+    answer.map_err(|error| failed(&error))?;
     Ok(ExitCode::SUCCESS)
 }
 

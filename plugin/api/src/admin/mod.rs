@@ -13,7 +13,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
-pub use reach::{EXIT_FORBIDDEN, EXIT_UNAVAILABLE, EXIT_USAGE, ask, sentence};
+pub use reach::{EXIT_FORBIDDEN, EXIT_UNAVAILABLE, EXIT_USAGE, ask};
 use serde::de::DeserializeOwned;
 pub use status::StatusView;
 pub(crate) use status::Survey;

@@ -1,14 +1,11 @@
-//! The way to the plugin, and what this machine tells where there is none.
+//! The way to the plugin.
 
-use std::io;
 use std::path::Path;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
-use tessera_config::Config;
-use tessera_model::printable;
 use tessera_view::status::{STATUS, Status};
-use tessera_web::client::{Client, ClientError, IN_POD};
+use tessera_web::client::{Client, ClientError};
 
 /// How long the plugin may take to answer.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
@@ -19,55 +16,6 @@ pub const EXIT_FORBIDDEN: u8 = 77;
 
 /// Exit status when the command line is wrong, and trying again will not help: `EX_USAGE`.
 pub const EXIT_USAGE: u8 = 64;
-
-/// What a machine shows of Tessera without a plugin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Traces {
-    /// There are pages or a ledger.
-    has_run: bool,
-    /// There is an NVIDIA driver.
-    has_gpus: bool,
-}
-
-impl Traces {
-    /// Of this machine.
-    fn look(config: &Config) -> Self {
-        // What may not be looked at is there, as far as anybody can tell.
-        let is_there = |path: &Path| path.try_exists().unwrap_or(true);
-        let has_pages = std::fs::read_dir(&config.paths.pages).map_or_else(
-            |error| error.kind() != io::ErrorKind::NotFound,
-            |mut dir| dir.next().is_some(),
-        );
-        let driver = ["/dev/nvidiactl", "/proc/driver/nvidia/version"];
-        Traces {
-            has_run: has_pages || is_there(&config.paths.ledger),
-            has_gpus: driver.into_iter().any(|path| is_there(Path::new(path))),
-        }
-    }
-}
-
-/// Why there is no answer and what to do, with what this machine tells besides.
-pub fn sentence(error: &ClientError, config: &Config) -> String {
-    let text = in_view_of(error, Traces::look(config));
-    printable::line(&text).into_owned()
-}
-
-fn in_view_of(error: &ClientError, traces: Traces) -> String {
-    match (error, traces) {
-        (ClientError::Missing(socket), Traces { has_run: false, has_gpus: false }) => format!(
-            "this machine has neither NVIDIA GPUs (there is no /dev/nvidiactl) nor Tessera (there is no socket at {}); \
-             ask on a node with GPUs, in the plugin's pod there: {IN_POD}",
-            socket.display()
-        ),
-        (ClientError::Missing(socket), Traces { has_run: false, .. }) => format!(
-            "Tessera does not run on this machine, and has not run: there is no socket at {}, and neither ledger nor \
-             pages; in a cluster ask in the plugin's pod: {IN_POD}; where it runs with another configuration, name that \
-             with --config",
-            socket.display()
-        ),
-        (error, _) => error.to_string(),
-    }
-}
 
 /// How often a broken connection is made again, and after how long.
 const ATTEMPTS: usize = 3;
@@ -114,18 +62,15 @@ mod tests {
             (ClientError::Late { at: at(), seconds: 10 }, 69),
             (ClientError::NoAnswer { at: at(), reason: "broken pipe".into() }, 69),
         ];
-        let mut all = Vec::new();
+        let mut all = std::collections::BTreeSet::new();
         for (cause, status) in causes {
             assert!(cause.is_silence() && cause.exit() == status, "{cause:?}");
-            for (has_run, has_gpus) in [(false, false), (false, true), (true, true)] {
-                let text = in_view_of(&cause, Traces { has_run, has_gpus });
-                assert!(text.contains("/run/x.sock"), "{text}");
-                assert!(text.contains("kubectl") || text.contains("pod's log"), "{text}");
-                all.push(text);
-            }
+            let text = cause.to_string();
+            assert!(text.contains("/run/x.sock"), "{text}");
+            assert!(text.contains("kubectl") || text.contains("pod's log"), "{text}");
+            all.insert(text);
         }
-        all.dedup();
-        assert_eq!(all.len(), 7, "three without a socket, and one for each other: {all:#?}");
+        assert_eq!(all.len(), 5);
     }
 
     #[tokio::test]
