@@ -80,7 +80,7 @@ fn written(holder: &Holder) -> String {
 }
 
 /// A GPU, and what still fits on it.
-fn gpu(gpu: &status::Gpu) -> view::Gpu {
+pub(crate) fn gpu(gpu: &status::Gpu) -> view::Gpu {
     let is_withheld = gpu.health == Health::Unhealthy && gpu.cordon.is_empty();
     let withheld = if is_withheld { gpu.health_reason.clone() } else { String::new() };
     view::Gpu {

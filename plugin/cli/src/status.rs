@@ -6,7 +6,6 @@ use tessera_api::admin::reach::{TIMEOUT, get};
 use tessera_api::admin::{EXIT_UNAVAILABLE, status_text};
 use tessera_api::print::{Cell, Column, Page, Paper, Sheet, Tone};
 use tessera_config::Config;
-use tessera_fleet::pending::trouble;
 use tessera_model::counted::plural;
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
@@ -144,7 +143,7 @@ fn amiss(entry: &Entry, now_unix_ms: i64) -> Vec<String> {
         all.push(format!("does not answer{since}: {}", entry.error));
     }
     let Some(view) = &entry.view else { return all };
-    all.extend(view.gpus.iter().filter_map(trouble));
+    all.extend(view.gpus.iter().filter_map(Gpu::trouble));
     all.extend(view.plugin.amiss.iter().cloned());
     if !view.plugin.config_error.is_empty() {
         all.push(format!("the configuration was refused: {}", view.plugin.config_error));

@@ -97,6 +97,34 @@ both! {
     }
 }
 
+impl Gpu {
+    /// What is wrong with it; `None` for a healthy one without a cordon.
+    pub fn trouble(&self) -> Option<String> {
+        let index = self.index;
+        match (self.cordon.as_str(), self.state.as_str()) {
+            ("", "" | "healthy") => None,
+            ("", state) => {
+                let waits = match self.state_waits_for.as_str() {
+                    "" => String::new(),
+                    text => format!("; it waits for {text}"),
+                };
+                Some(format!("GPU {index} is {state}: {}{waits}", self.state_reason))
+            }
+            (cordoned, _) => Some(format!("GPU {index} is {cordoned}")),
+        }
+    }
+
+    /// Leaves out what is the operators': the actor and the reason of a cordon, and who else sells it.
+    pub(crate) fn narrow(&mut self) {
+        if !self.cordon.is_empty() {
+            self.cordon = "cordoned".to_owned();
+        }
+        if !self.withheld.is_empty() {
+            self.withheld = "those who run the node know why".to_owned();
+        }
+    }
+}
+
 /// The tenants that may use a GPU now.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]

@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::explain::{
-    Behind, Explanation, Explanations, Limit, Stand, Story, TrailLine, originator,
-};
+use crate::explain::{Behind, Explanation, Explanations, Limit, Story, TrailLine, originator};
 use crate::fleet::{Entry, Fleet};
 use crate::node::{Node, Others};
 use crate::{advice, history};
@@ -65,13 +63,7 @@ pub fn node(mut node: Node, rights: &Rights) -> Node {
     node.plugin.config_error.clear();
     node.plugin.amiss.clear();
     for gpu in &mut node.gpus {
-        // The actor and the reason of a cordon are for operators; that it is cordoned is for everybody.
-        if !gpu.cordon.is_empty() {
-            gpu.cordon = "cordoned".to_owned();
-        }
-        if !gpu.withheld.is_empty() {
-            gpu.withheld = "not given out".to_owned();
-        }
+        gpu.narrow();
         if let Some(lease) = &mut gpu.lease
             && !node.tenants.iter().any(|tenant| tenant.id == lease.holder)
         {
@@ -147,10 +139,6 @@ pub fn explanations(mut all: Explanations, rights: &Rights) -> Option<Explanatio
 
 /// Whether anything is left.
 fn explanation(one: &mut Explanation, rights: &Rights) -> bool {
-    // An older plugin's sentences name others, and nothing says where.
-    if !one.apart {
-        return false;
-    }
     one.allocations.retain(|story| rights.may_see(story.namespace()));
     one.allocations.iter_mut().for_each(|story| narrow(story, rights));
     // A GPU's story is that of all its tenants and of the node.
@@ -170,8 +158,10 @@ fn narrow(story: &mut Story, rights: &Rights) {
         now.claim = now.claim.take().filter(|claim| rights.may_see(&claim.namespace));
     }
     if let Some(placement) = &mut story.placement {
-        placement.stands.iter_mut().for_each(stand);
-        placement.gpus = placement.stands.iter().map(Stand::sentence).collect();
+        placement.stands.iter_mut().for_each(|gpu| {
+            gpu.narrow();
+            gpu.lease = None;
+        });
     }
     story.limits.iter_mut().for_each(limit);
     for other in &mut story.neighbours {
@@ -184,16 +174,6 @@ fn narrow(story: &mut Story, rights: &Rights) {
         apart(&mut incident.reason, incident.reason_is_own, &mut incident.behind, rights);
     }
     story.trail.iter_mut().for_each(|line| trail_line(line, rights));
-}
-
-/// As of a GPU in a list: that it is cordoned is everybody's, by whom and why the operators'.
-fn stand(stand: &mut Stand) {
-    if !stand.cordon.is_empty() {
-        stand.cordon = "cordoned".to_owned();
-    }
-    if !stand.withheld.is_empty() {
-        stand.withheld = "those who run the node know why".to_owned();
-    }
 }
 
 fn limit(limit: &mut Limit) {
@@ -232,16 +212,6 @@ mod tests {
             gpus: vec![used],
             ..Tenant::default()
         }
-    }
-
-    #[test]
-    fn a_tenant_on_two_gpus_is_one() {
-        let mut spread = tenant("theirs", "1");
-        spread.gpus.push(Use { gpu_uuid: "GPU-b".into(), ..Use::default() });
-        let node = Node { tenants: vec![spread, tenant("theirs", "2")], ..Node::default() };
-        let narrowed = super::node(node, &Rights::Namespaces(["mine".to_owned()].into()));
-        let by_gpu: Vec<u32> = narrowed.others.iter().map(|other| other.tenants).collect();
-        assert_eq!((by_gpu, narrowed.hidden_tenants), (vec![2, 1], 2));
     }
 
     #[test]

@@ -114,7 +114,6 @@ fn explain(tenant: &Tenant) -> Explanation {
     Explanation {
         api_version: API_VERSION.to_owned(),
         allocations: vec![story],
-        apart: true,
         ..Explanation::default()
     }
 }

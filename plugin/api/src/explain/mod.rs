@@ -131,7 +131,6 @@ fn answer(facts: &Facts, subject: &str) -> Result<Explanation, SourceError> {
             .unwrap_or(u32::MAX),
         remarks: facts.remarks.clone(),
         refusals,
-        apart: true,
     })
 }
 

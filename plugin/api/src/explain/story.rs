@@ -2,23 +2,21 @@
 
 use std::cmp::Reverse;
 
-use tessera_config::{Config, DeviceListStrategy};
+use tessera_config::Config;
 use tessera_model::audit::{Event, Limits, What};
-use tessera_model::counted::plural;
 use tessera_model::gpu::Gpu as Device;
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
 use tessera_model::record::{Grant, Record};
 use tessera_model::subject::Key;
 use tessera_rules::shares;
-use tessera_rules::shares::FrontEnd;
-use tessera_view::explain::{Behind, Enforcement, Limit, Neighbour, Placement, Stand, Story};
-use tessera_view::status::{Allocation, AllocationState, Gpu, GpuState, Health};
+use tessera_view::explain::{Behind, Enforcement, Limit, Neighbour, Placement, Story};
+use tessera_view::gpu::Gpu;
+use tessera_view::status::{Allocation, AllocationState};
 use tessera_view::tenant::Use;
 
 use super::subject::holder;
 use super::{Facts, LINES, incidents, line};
-use crate::admin::left;
 
 /// All that is known of it.
 pub(super) fn tell(facts: &Facts, key: &Key) -> Story {
@@ -70,10 +68,9 @@ fn living(
         let used = now.and_then(|now| now.gpus.iter().find(|gpu| gpu.gpu_uuid == grant.uuid));
         Limit {
             gpu_uuid: grant.uuid.clone(),
-            // The page has the last word.
-            memory_limit_bytes: used.map_or(grant.memory_limit_bytes, |u| u.memory_limit_bytes),
-            cores_millis: used.map_or(grant.cores_millis, |used| used.cores_millis),
-            policy: used.map_or(grant.compute, |used| used.policy),
+            memory_limit_bytes: grant.memory_limit_bytes,
+            cores_millis: grant.cores_millis,
+            policy: grant.compute,
             context_overhead_bytes: grant.context_overhead_bytes,
             memory_overhead_bytes: used.map_or(0, |used| used.memory_overhead_bytes),
             ..origin_of(facts, record, grant, trail)
@@ -81,11 +78,8 @@ fn living(
     });
     let stands = record.grants.iter().map(|grant| {
         let gpu = facts.status.gpus.iter().find(|gpu| gpu.uuid == grant.uuid);
-        let (gpu_uuid, missing) = (grant.uuid.clone(), "gone".to_owned());
-        gpu.map_or_else(|| Stand { gpu_uuid, missing, ..Stand::default() }, stand)
+        gpu.map_or_else(|| Gpu { uuid: grant.uuid.clone(), ..Gpu::default() }, crate::view::gpu)
     });
-    let stands: Vec<Stand> = stands.collect();
-    let gpus = stands.iter().map(Stand::sentence);
     let placed = match &record.placed {
         Some(placed) => Placement {
             preferred_replica_ids: placed.preferred.clone(),
@@ -95,7 +89,7 @@ fn living(
         },
         None => story.placement.clone().unwrap_or_default(),
     };
-    let placement = Placement { gpus: gpus.collect(), stands, ..placed };
+    let placement = Placement { stands: stands.collect(), ..placed };
     Story {
         resource_name: record.resource.clone(),
         replica_ids: record.replicas.clone(),
@@ -130,39 +124,7 @@ fn neighbours(facts: &Facts, now: &Allocation) -> Vec<Neighbour> {
     all
 }
 
-fn stand(gpu: &Gpu) -> Stand {
-    let free = gpu.replicas.iter().filter(|replica| replica.is_free()).count();
-    let free = match (gpu.front_end == FrontEnd::Dra.into_str(), gpu.no_room.as_str()) {
-        (true, "") => format!("for claims {} free now", left(gpu)),
-        (true, lack) => format!("for claims nothing free now: too little {lack}"),
-        (false, _) => format!("{free} of {} free now", plural(gpu.replicas.len(), "replica")),
-    };
-    let stand = Stand {
-        gpu_uuid: gpu.uuid.clone(),
-        index: gpu.index,
-        name: gpu.name.clone(),
-        numa_node: gpu.numa_node,
-        pci_bus_id: gpu.pci_bus_id.clone(),
-        state: gpu.state,
-        state_reason: gpu.state_reason.clone(),
-        cordon: gpu.cordon.clone(),
-        free,
-        ..Stand::default()
-    };
-    match (gpu.health, gpu.state) {
-        (Health::Unhealthy, GpuState::Healthy) if gpu.cordon.is_empty() => {
-            Stand { withheld: gpu.health_reason.clone(), ..stand }
-        }
-        (Health::Unhealthy, _) if gpu.cordon.is_empty() => {
-            let state_reason = gpu.health_reason.clone();
-            Stand { state: GpuState::Unhealthy, state_reason, ..stand }
-        }
-        _ => stand,
-    }
-}
-
 fn enforcement(facts: &Facts, record: &Record, now: Option<&Allocation>) -> Enforcement {
-    let config = &facts.config;
     let mut remarks = Vec::new();
     match now {
         None => remarks.push("its pages cannot be read: what is in use is unknown".to_owned()),
@@ -185,30 +147,12 @@ fn enforcement(facts: &Facts, record: &Record, now: Option<&Allocation>) -> Enfo
         |text: &&String| text.contains(record.id.as_str()) || text.starts_with(name.as_str());
     let warnings = facts.status.warnings.iter().filter(mine).cloned();
     Enforcement {
-        device_list_strategy: strategy(record, config).to_owned(),
-        injected_by: injected(config),
         shim: record.shim.clone().unwrap_or_default(),
         page_version: facts.page_versions.get(record.id.as_str()).copied().unwrap_or(0),
         pages_dir: now.map(|now| now.pages_dir.clone()).unwrap_or_default(),
         remarks,
         warnings: warnings.collect(),
     }
-}
-
-fn strategy(record: &Record, config: &Config) -> &'static str {
-    match config.container.device_list_strategy {
-        // Kubelet's DRA manager knows nothing else.
-        _ if record.origin.claim().is_some() => "cdi",
-        // The strategy was another when it was allocated.
-        DeviceListStrategy::DeviceNodes | DeviceListStrategy::None if record.cdi => "cdi",
-        strategy => strategy.into_str(),
-    }
-}
-
-fn injected(config: &Config) -> Vec<String> {
-    let file = config.container.inject_file().then_some("/etc/ld.so.preload");
-    let env = config.container.inject_env().then_some("LD_PRELOAD");
-    file.into_iter().chain(env).map(str::to_owned).collect()
 }
 
 /// Memory and share come from the same.

@@ -161,7 +161,6 @@ fn a_living_pod_is_explained_from_placement_to_refusals() {
         placement.reason.contains("GPU-aaaa had 1 free, healthy, NUMA node 0"),
         "{placement:?}"
     );
-    assert!(placement.gpus[0].contains("NVIDIA L4, NUMA node 0"), "{placement:?}");
     assert_eq!(story.limits[0].memory_origin, "1 × share.memory (line 3)");
     let how = story.enforcement.as_ref().unwrap();
     assert_eq!((how.shim.as_str(), how.page_version), ("5eed", 2));
@@ -172,6 +171,7 @@ fn a_living_pod_is_explained_from_placement_to_refusals() {
     let text = explained.text();
     for part in [
         "prod/llama-0 (server): started",
+        "NVIDIA L4, NUMA node 0",
         "memory 8 GiB, 1 × share.memory",
         "charged 7 GiB",
         "overhead observed 64 MiB",
@@ -273,7 +273,7 @@ fn a_slow_pod_is_told_who_had_its_gpu_and_what_ails_it() {
     let mut facts = facts();
     let gpu = &mut facts.status.gpus[0];
     (gpu.health, gpu.state) = (Health::Unhealthy, GpuState::Unhealthy);
-    gpu.health_reason = "XID 79".into();
+    gpu.state_reason = "XID 79".into();
     let had = |got_10s_millis| Some(tenant::Compute { got_10s_millis, ..Default::default() });
     let mine = &mut facts.status.allocations[0];
     mine.compute = had(100);

@@ -6,11 +6,11 @@ mod text;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tessera_model::audit::{Event, What};
 use tessera_model::time_format;
 
+use crate::gpu::{Gpu, StatusGpu};
 use crate::narrow::Rights;
-use crate::status::{Allocation, ComputePolicy, Gpu, GpuState, Holder, Refusal};
+use crate::status::{Allocation, ComputePolicy, Holder, Refusal};
 
 /// An explanation by one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -29,8 +29,6 @@ pub struct Explanation {
     pub remarks: Vec<String>,
     /// What the pod was refused lately.
     pub refusals: Vec<Refusal>,
-    /// What belongs to others stands in fields of its own. False in the answer of a plugin that is older than that.
-    pub apart: bool,
 }
 
 /// One generation of an allocation.
@@ -69,7 +67,7 @@ pub struct Story {
 }
 
 /// Why an allocation lies where it does.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Placement {
     /// Replicas that were preferred; empty where kubelet did not ask.
@@ -78,35 +76,8 @@ pub struct Placement {
     pub as_preferred: bool,
     /// Why, in words; empty where it was not recorded.
     pub reason: String,
-    /// Its GPUs as they stand now, a sentence each.
-    pub gpus: Vec<String>,
-    /// The same, in fields.
-    pub stands: Vec<Stand>,
-}
-
-/// How one of its GPUs stands now.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct Stand {
-    pub gpu_uuid: String,
-    /// Why nothing else is known of it; empty where it is.
-    pub missing: String,
-    /// NVML's index.
-    pub index: u32,
-    /// Product name.
-    pub name: String,
-    pub numa_node: Option<i64>,
-    pub pci_bus_id: String,
-    /// `healthy`, `suspect`, `unhealthy` or `recovering`.
-    pub state: GpuState,
-    /// Why; empty for a GPU without trouble.
-    pub state_reason: String,
-    /// The cordon's originator and reason; empty where there is none.
-    pub cordon: String,
-    /// Why it is not given out, where that is neither its health's nor a cordon's.
-    pub withheld: String,
-    /// What is free of it, in words.
-    pub free: String,
+    /// Its GPUs as they stand now, as `/api/v1/gpus` has them. Of one that is gone there is the UUID.
+    pub stands: Vec<Gpu>,
 }
 
 /// What an allocation is held to on one GPU.
@@ -145,10 +116,6 @@ pub struct Neighbour {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Enforcement {
-    /// `container.device_list_strategy`.
-    pub device_list_strategy: String,
-    /// How the shim comes into the container.
-    pub injected_by: Vec<String>,
     /// The shim's name, a hash of its content; empty where that is not known.
     pub shim: String,
     /// The version of its pages; 0 where that is not known.
@@ -214,7 +181,7 @@ pub struct TrailLine {
 #[serde(default)]
 pub struct GpuStory {
     /// As `status -o json` has it.
-    pub gpu: Option<Gpu>,
+    pub gpu: Option<StatusGpu>,
     /// What it is cut into, and by which part of the configuration.
     pub cut: Vec<String>,
     /// Those that hold something of it, as `status -o json` has them.
@@ -314,42 +281,5 @@ impl Limit {
     /// Where limits come from that somebody set.
     pub fn set(at_unix_ms: i64, by: &str) -> String {
         format!("set {} by {by}", time_format::utc(at_unix_ms))
-    }
-}
-
-impl Stand {
-    /// In a sentence.
-    pub fn sentence(&self) -> String {
-        if !self.missing.is_empty() {
-            return format!("{}: {}", self.gpu_uuid, self.missing);
-        }
-        let numa = match self.numa_node {
-            Some(node) => format!("NUMA node {node}"),
-            None => "NUMA node unknown".to_owned(),
-        };
-        let health = match (self.cordon.as_str(), self.withheld.as_str()) {
-            ("", "") if self.state_reason.is_empty() => self.state.into_str().to_owned(),
-            ("", "") => format!("{} ({})", self.state.into_str(), self.state_reason),
-            ("", withheld) => format!("not given out ({withheld})"),
-            (cordon, _) => cordon.to_owned(),
-        };
-        format!(
-            "GPU {} ({}): {}, {numa}, PCI {}, {health}; {}",
-            self.index, self.gpu_uuid, self.name, self.pci_bus_id, self.free
-        )
-    }
-
-    /// What is wrong with it, and what to do; `None` where nothing is.
-    fn trouble(&self) -> Option<String> {
-        let gpu = format!("GPU {}", self.index);
-        if !self.missing.is_empty() || self.state == GpuState::Healthy {
-            return None;
-        }
-        let what = What::Health { from: GpuState::Suspect, to: self.state };
-        let because = if self.state_reason.is_empty() { "" } else { ": " };
-        let advice = Event::of_node(what, 0).advice();
-        let text =
-            format!("{gpu} is {}{because}{}. {advice}", self.state.into_str(), self.state_reason);
-        Some(text.trim_end_matches([' ', '.']).to_owned())
     }
 }

@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use tessera_model::counted::times;
+use tessera_model::audit::{Event, What};
+use tessera_model::counted::{plural, times};
+use tessera_model::health::State as GpuState;
 use tessera_model::percent::{format_cores, format_used};
 use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
@@ -10,15 +12,16 @@ use tessera_model::time_format;
 
 use tessera_model::replica;
 
-use crate::gpu::Replicas;
-use crate::status::{Allocation, ComputePolicy, Gpu, Holder, Refusal};
+use crate::gpu::{Gpu, Replicas, StatusGpu};
+use crate::status::{Allocation, ComputePolicy, Holder, Refusal};
 
 use super::because;
 use super::{
-    Explanation, Explanations, GpuStory, Incident, Limit, Neighbour, OnNode, Stand, Story,
-    TrailLine,
+    Explanation, Explanations, GpuStory, Incident, Limit, Neighbour, OnNode, Story, TrailLine,
 };
 
+/// [`Gpu::front_end`] of one that is sold by claims.
+const DRA: &str = "DRA";
 /// Lines of the trail that people are shown, the newest; JSON has all.
 const SHOWN: usize = 20;
 
@@ -78,7 +81,7 @@ fn allocation(story: &Story, now_unix_ms: i64) -> String {
     };
     let out = &mut heading(&format!("{}: {state}", story.name()));
     let placement = story.placement.clone().unwrap_or_default();
-    lines(out, "trouble", placement.stands.iter().filter_map(Stand::trouble));
+    lines(out, "trouble", placement.stands.iter().filter_map(trouble));
     lines(out, "meanwhile", meanwhile(story));
     line(out, "id", &format!("{}, generation {}", story.id, story.generation));
     for (what, at) in [("allocated", story.allocated_unix_ms), ("started", story.started_unix_ms)] {
@@ -103,22 +106,14 @@ fn allocation(story: &Story, now_unix_ms: i64) -> String {
         reason => reason.to_owned(),
     };
     line(out, "why there", &why);
-    lines(out, "GPUs", placement.gpus);
+    lines(out, "GPUs", placement.stands.iter().map(stand));
     lines(out, "limits", story.limits.iter().flat_map(|limit| limit_lines(story, limit)));
     if let Some(how) = &story.enforcement {
         let shim = match how.shim.as_str() {
             "" => "shim unknown".to_owned(),
             shim => format!("shim {shim}"),
         };
-        let injected = match how.injected_by.as_slice() {
-            [] => "nothing (container.inject is empty)".to_owned(),
-            ways => ways.join(" and "),
-        };
-        let text = format!(
-            "{shim} by {injected}, page version {}; GPU delivered by {}",
-            how.page_version, how.device_list_strategy
-        );
-        line(out, "enforced", &text);
+        line(out, "enforced", &format!("{shim}, page version {}", how.page_version));
         let remarks = how.remarks.iter().chain(&how.warnings);
         lines(out, "", remarks.map(|remark| format!("- {remark}")));
     }
@@ -171,6 +166,49 @@ fn meanwhile(story: &Story) -> Option<String> {
     })
 }
 
+/// What is wrong with one of its GPUs, and what to do.
+fn trouble(gpu: &Gpu) -> Option<String> {
+    let to = match gpu.state.as_str() {
+        "unhealthy" => GpuState::Unhealthy,
+        _ => GpuState::Suspect,
+    };
+    let advice = Event::of_node(What::Health { from: GpuState::Healthy, to }, 0).advice();
+    let text = format!("{}. {advice}", gpu.trouble()?);
+    Some(text.trim_end_matches([' ', '.']).to_owned())
+}
+
+/// How one of its GPUs stands.
+fn stand(gpu: &Gpu) -> String {
+    if gpu.state.is_empty() {
+        return format!("{}: gone", gpu.uuid);
+    }
+    let numa = gpu.numa_node.map_or("unknown".to_owned(), |node| node.to_string());
+    let because = |why: &str| if why.is_empty() { String::new() } else { format!(" ({why})") };
+    let health = match (gpu.cordon.as_str(), gpu.state.as_str()) {
+        ("", "healthy") if !gpu.withheld.is_empty() => {
+            format!("not given out{}", because(&gpu.withheld))
+        }
+        ("", state) => format!("{state}{}", because(&gpu.state_reason)),
+        (cordon, _) => cordon.to_owned(),
+    };
+    let [memory, cores] =
+        [format_bytes(gpu.left_memory_bytes), format_cores(gpu.left_cores_millis)];
+    let sum = |of: fn(&Replicas) -> u32| gpu.replicas.iter().map(of).fold(0, u32::saturating_add);
+    let free = match (gpu.front_end == DRA, gpu.no_room.as_str()) {
+        (true, "") => format!("for claims {memory} and {cores} free now"),
+        (true, lack) => format!("for claims nothing free now: too little {lack}"),
+        (false, _) => format!("{} of {} free now", sum(|of| of.free), replicas(sum(|of| of.count))),
+    };
+    format!(
+        "GPU {} ({}): {}, NUMA node {numa}, PCI {}, {health}; {free}",
+        gpu.index, gpu.uuid, gpu.name, gpu.pci_bus_id
+    )
+}
+
+fn replicas(count: u32) -> String {
+    plural(usize::try_from(count).unwrap_or(usize::MAX), "replica")
+}
+
 /// An instant and how long ago it was, as far as the clock can tell.
 fn ago(at_unix_ms: i64, now_unix_ms: i64) -> String {
     let at = time_format::utc(at_unix_ms);
@@ -191,8 +229,8 @@ fn limit_lines(story: &Story, limit: &Limit) -> Vec<String> {
         ComputePolicy::None => "GPU time is not divided",
     };
     let stands = story.placement.iter().flat_map(|placement| &placement.stands);
-    let stand = stands.into_iter().find(|stand| stand.gpu_uuid == limit.gpu_uuid);
-    let gpu = match stand.filter(|stand| stand.missing.is_empty()) {
+    let stand = stands.into_iter().find(|stand| stand.uuid == limit.gpu_uuid);
+    let gpu = match stand.filter(|stand| !stand.state.is_empty()) {
         Some(stand) => format!("GPU {}", stand.index),
         None => limit.gpu_uuid.clone(),
     };
@@ -299,7 +337,7 @@ fn on_gpu(one: &Allocation, uuid: &str) -> String {
 }
 
 /// How many of each resource are held and free, and why others are not given out.
-fn shares(gpu: &Gpu) -> Vec<String> {
+fn shares(gpu: &StatusGpu) -> Vec<String> {
     let of = |all: Replicas| {
         let Replicas { resource_name: name, count, held, free, .. } = all;
         let kept = gpu.replicas.iter().filter(|one| {
@@ -368,7 +406,8 @@ mod tests {
     use super::super::{
         Enforcement, Explanation, GpuStory, Incident, Limit, Placement, Story, TrailLine,
     };
-    use crate::status::{Allocation, Gpu, Holder};
+    use crate::gpu::{Gpu, StatusGpu};
+    use crate::status::{Allocation, Holder};
     use crate::tenant::Compute;
     use serde_json::Value;
 
@@ -391,6 +430,7 @@ mod tests {
     #[test]
     fn nothing_that_a_node_says_is_another_line() {
         let one = || vec![String::new()];
+        let stands = vec![Gpu { state: "healthy".to_owned(), ..Gpu::default() }];
         let story = Story {
             holder: Some(Holder::default()),
             now: Some(Allocation {
@@ -399,10 +439,9 @@ mod tests {
                 ..Allocation::default()
             }),
             replica_ids: one(),
-            placement: Some(Placement { gpus: one(), ..Placement::default() }),
+            placement: Some(Placement { stands, ..Placement::default() }),
             limits: vec![Limit::default()],
             enforcement: Some(Enforcement {
-                injected_by: one(),
                 remarks: one(),
                 warnings: one(),
                 ..Enforcement::default()
@@ -412,7 +451,7 @@ mod tests {
             ..Story::default()
         };
         let gpu = GpuStory {
-            gpu: Some(Gpu::default()),
+            gpu: Some(StatusGpu::default()),
             cut: one(),
             allocations: vec![Allocation::default()],
             trail: vec![TrailLine::default()],

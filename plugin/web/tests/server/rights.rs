@@ -113,6 +113,8 @@ async fn a_reader_never_learns_of_tenants_of_other_namespaces() {
         let view = fleet.nodes[0].view.clone().unwrap();
         assert!(view.tenants.iter().all(|tenant| seen.contains(tenant.namespace.as_str())));
         assert_eq!(view.tenants.len(), 2 * seen.len());
+        // One on two GPUs is one.
+        assert_eq!(view.tenants.len() + view.hidden_tenants as usize, all.tenants.len());
         for gpu in &all.gpus {
             let of = |tenants: &[tessera_view::tenant::Tenant]| -> u64 {
                 let uses = tenants.iter().flat_map(|tenant| &tenant.gpus);

@@ -14,7 +14,7 @@ use tessera_view::advice::{
 };
 use tessera_view::explain::{
     Behind, Enforcement, Explanation, Explanations, GpuStory, Incident, Limit, Neighbour,
-    Placement, Stand, Story, TrailLine,
+    Placement, Story, TrailLine,
 };
 use tessera_view::fleet::{Entry, Fleet};
 use tessera_view::gpu::{Gpu, Lease};
@@ -80,6 +80,7 @@ fn gpu(number: usize) -> Gpu {
     Gpu {
         uuid: format!("GPU-{number}"),
         index: u32::try_from(number).unwrap(),
+        state: "healthy".to_owned(),
         cordon: format!("cordoned by uid 0: {}", everybody()),
         withheld: format!("sold by {}", everybody()),
         lease: Some(Lease { holder, ..Lease::default() }),
@@ -344,11 +345,7 @@ fn incidents(namespace: &str) -> Vec<Incident> {
 }
 
 fn placement() -> Placement {
-    let cordoned = Stand { cordon: everybody(), ..Stand::default() };
-    let withheld = Stand { withheld: everybody(), ..Stand::default() };
-    let stands = vec![cordoned, withheld];
-    let gpus = stands.iter().map(Stand::sentence).collect();
-    Placement { stands, gpus, ..Placement::default() }
+    Placement { stands: vec![gpu(0), gpu(1)], ..Placement::default() }
 }
 
 pub fn story(namespace: &str) -> Story {
@@ -387,7 +384,6 @@ pub fn explanation(allocations: Vec<Story>, about_gpu: bool) -> Explanation {
         allocations,
         gpus: about_gpu.then_some(gpu).into_iter().collect(),
         remarks: vec![everybody()],
-        apart: true,
         ..Explanation::default()
     }
 }
