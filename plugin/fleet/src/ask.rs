@@ -309,8 +309,6 @@ pub(crate) fn failed(error: ApiError, viewer: &str) -> AskError {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -331,52 +329,11 @@ mod tests {
     }
 
     fn place() -> Place {
-        Place {
-            node: "a".into(),
-            namespace: "tessera".into(),
-            pod: "p".into(),
-            port: 0,
-            away: String::new(),
-        }
+        Place { node: "a".into(), namespace: "tessera".into(), pod: "p".into(), ..Place::default() }
     }
 
     fn passed(status: u16, body: &str) -> Passed {
         Passed { status, body: body.to_owned().into() }
-    }
-
-    fn fleet(entry: &str, view: &str) -> String {
-        json!({
-            "api_version": "tessera.dev/v1",
-            "nodes": [{ "node": entry, "answers": true, "view": { "node": view, "gpus": [{ "uuid": "GPU-1" }] } }],
-        })
-        .to_string()
-    }
-
-    #[test]
-    fn a_node_is_believed_on_itself_alone() {
-        assert_eq!(node(&place(), fleet("", "").as_bytes()).unwrap().node, "a");
-        assert_eq!(node(&place(), fleet("a", "a").as_bytes()).unwrap().gpus.len(), 1);
-        for lie in [fleet("b", "b"), fleet("a", "b"), fleet("b", "a"), fleet("b\u{1b}[2J", "")] {
-            let error = node(&place(), lie.as_bytes()).unwrap_err().to_string();
-            assert!(error.contains("left out") && !error.contains('\u{1b}'), "{error}");
-        }
-        let two = json!({ "api_version": "tessera.dev/v1", "nodes": [{}, {}] }).to_string();
-        assert!(node(&place(), two.as_bytes()).unwrap_err().to_string().contains("2 nodes"));
-        let none = json!({ "api_version": "tessera.dev/v1" }).to_string();
-        assert!(node(&place(), none.as_bytes()).unwrap_err().to_string().contains("0 nodes"));
-    }
-
-    #[test]
-    fn nonsense_and_other_versions_are_sentences() {
-        for (text, says) in [
-            ("<html>", "makes no sense"),
-            ("[]", "makes no sense"),
-            (r#"{"api_version":"tessera.dev/v2"}"#, "kubectl-tessera of its version"),
-            (r#"{"nodes":7,"api_version":"tessera.dev/v1"}"#, "makes no sense"),
-        ] {
-            let error = node(&place(), text.as_bytes()).unwrap_err();
-            assert!(error.why == Why::Silent && error.text.contains(says), "{text}: {error}");
-        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What is known of each node: the last answer, and since when there is none. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tessera_model::time_format;
 use tessera_view::fleet::Entry;
@@ -30,8 +30,8 @@ struct Known {
     error: Option<AskError>,
     /// Failures since the last answer.
     failures: u32,
-    /// Not asked before, in milliseconds of the asker's steady clock.
-    not_before_ms: u64,
+    /// Not asked before.
+    not_before: Option<Instant>,
 }
 
 impl Entries {
@@ -47,18 +47,19 @@ impl Entries {
 
     /// Begins to ask a node; false where it is being asked, or has failed so often that it is to wait. Without
     /// `patience` it does not wait.
-    pub fn begin(&mut self, node: &str, steady_ms: u64, patience: bool) -> bool {
-        let waits = self.nodes.get(node).is_some_and(|known| known.not_before_ms > steady_ms);
+    pub fn begin(&mut self, node: &str, now: Instant, patience: bool) -> bool {
+        let not_before = self.nodes.get(node).and_then(|known| known.not_before);
+        let waits = not_before.is_some_and(|at| at > now);
         !(patience && waits) && self.asked.insert(node.to_owned())
     }
 
-    /// Takes a node's answer, which came at `now_unix_ms`.
+    /// Takes a node's answer, which came now, by both clocks.
     pub fn take(
         &mut self,
         node: &str,
         answer: Result<Node, AskError>,
         now_unix_ms: i64,
-        steady_ms: u64,
+        now: Instant,
     ) {
         self.asked.remove(node);
         // A node that is no more.
@@ -71,7 +72,7 @@ impl Entries {
                 known.entry.error.clear();
                 known.error = None;
                 known.entry.view = Some(view);
-                (known.failures, known.not_before_ms) = (0, 0);
+                (known.failures, known.not_before) = (0, None);
             }
             Err(error) => {
                 known.entry.answers = false;
@@ -79,8 +80,7 @@ impl Entries {
                 known.error = Some(error);
                 known.failures = known.failures.saturating_add(1);
                 let pause = Duration::from_secs(1 << known.failures.min(5)).min(LONGEST_PAUSE);
-                let pause = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
-                known.not_before_ms = steady_ms.saturating_add(pause);
+                known.not_before = Some(now + pause);
             }
         }
     }
@@ -94,9 +94,8 @@ impl Entries {
     }
 
     /// Nodes that were asked and did not answer a moment ago, with the reason. Later than that, one may answer again.
-    pub fn silent(&self, steady_ms: u64) -> BTreeMap<String, String> {
-        let moment = u64::try_from(LONGEST_PAUSE.as_millis()).unwrap_or(u64::MAX);
-        let is_recent = |known: &Known| steady_ms < known.not_before_ms.saturating_add(moment);
+    pub fn silent(&self, now: Instant) -> BTreeMap<String, String> {
+        let is_recent = |known: &Known| known.not_before.is_some_and(|at| now < at + LONGEST_PAUSE);
         let silent = self.nodes.iter().filter_map(|(node, known)| {
             let error = known.error.as_ref().filter(|error| error.why == Why::Silent)?;
             is_recent(known).then(|| (node.clone(), error.text.clone()))
@@ -138,14 +137,10 @@ fn skew(at_unix_ms: i64, now_unix_ms: i64) -> Option<Warning> {
 mod tests {
     use super::*;
 
+    const SECOND: Duration = Duration::from_secs(1);
+
     fn entries() -> Entries {
-        let place = |node: &str| Place {
-            node: node.into(),
-            namespace: String::new(),
-            pod: String::new(),
-            port: 0,
-            away: String::new(),
-        };
+        let place = |node: &str| Place { node: node.into(), ..Place::default() };
         let mut entries = Entries::default();
         entries.set_places(&[place("a"), place("b")]);
         entries
@@ -155,9 +150,10 @@ mod tests {
     fn a_node_that_falls_silent_keeps_its_last_view_and_the_others_go_on() {
         let mut all = entries();
         let view = Node { node: "a".into(), at_unix_ms: 1000, ..Node::default() };
-        all.take("a", Ok(view.clone()), 1000, 0);
-        all.take("b", Ok(Node::default()), 1000, 0);
-        all.take("a", Err(Why::Silent.says("gone".into())), 3000, 2000);
+        let now = Instant::now();
+        all.take("a", Ok(view.clone()), 1000, now);
+        all.take("b", Ok(Node::default()), 1000, now);
+        all.take("a", Err(Why::Silent.says("gone".into())), 3000, now);
         let now = all.all();
         assert_eq!(
             (now[0].answers, now[0].answered_unix_ms, now[0].error.as_str()),
@@ -172,7 +168,7 @@ mod tests {
     #[test]
     fn a_node_that_fails_is_asked_ever_less_often_and_at_once_by_a_person() {
         let mut all = entries();
-        let mut at = 0;
+        let mut at = Instant::now();
         let mut waits = Vec::new();
         for _ in 0..7 {
             assert!(all.begin("a", at, false));
@@ -180,9 +176,9 @@ mod tests {
             all.take("a", Err(Why::Silent.says("stalls".into())), 0, at);
             let begun = at;
             while !all.begin("a", at, true) {
-                at += 1000;
+                at += SECOND;
             }
-            waits.push((at - begun) / 1000);
+            waits.push((at - begun).as_secs());
             all.take("a", Err(Why::Silent.says("stalls".into())), 0, begun);
             at = begun;
         }
@@ -193,17 +189,18 @@ mod tests {
     #[test]
     fn only_what_did_not_answer_a_moment_ago_is_silent() {
         let mut all = entries();
-        assert!(all.silent(0).is_empty(), "not asked yet");
-        all.take("a", Err(Why::Silent.says("stalls".into())), 0, 1000);
-        all.take("b", Err(Why::NoRights.says("no".into())), 0, 1000);
+        let now = Instant::now();
+        assert!(all.silent(now).is_empty(), "not asked yet");
+        all.take("a", Err(Why::Silent.says("stalls".into())), 0, now);
+        all.take("b", Err(Why::NoRights.says("no".into())), 0, now);
         assert_eq!(
-            all.silent(1000).into_iter().collect::<Vec<_>>(),
+            all.silent(now).into_iter().collect::<Vec<_>>(),
             [("a".into(), "stalls".into())]
         );
-        assert!(!all.silent(30_000).is_empty());
-        assert!(all.silent(60_000).is_empty(), "long ago");
-        all.take("a", Ok(Node::default()), 0, 2000);
-        assert!(all.silent(2000).is_empty(), "it answers again");
+        assert!(!all.silent(now + 29 * SECOND).is_empty());
+        assert!(all.silent(now + 60 * SECOND).is_empty(), "long ago");
+        all.take("a", Ok(Node::default()), 0, now);
+        assert!(all.silent(now).is_empty(), "it answers again");
     }
 
     #[test]
@@ -219,7 +216,8 @@ mod tests {
             (900, ""),
         ] {
             let now = 1_800_000_000_000;
-            all.take("a", Ok(Node { at_unix_ms: now + ahead, ..Node::default() }), now, 0);
+            let view = Node { at_unix_ms: now + ahead, ..Node::default() };
+            all.take("a", Ok(view), now, Instant::now());
             let entry = all.all().remove(0);
             // When it answered is by our clock.
             assert_eq!(entry.answered_unix_ms, now);

@@ -77,7 +77,6 @@ struct Inner {
     /// Questions at a time.
     parallel: Semaphore,
     entries: Mutex<Entries>,
-    began: Instant,
 }
 
 impl Fleet {
@@ -87,9 +86,8 @@ impl Fleet {
         let access = access.map_err(|text| Why::Kubeconfig.says(text))?;
         let user = UserClient::new(access, options.limit * 2);
         let context = user.context().map_err(|text| Why::Kubeconfig.says(text))?;
-        let (parallel, entries, began) =
-            (Semaphore::new(PARALLEL), Mutex::default(), Instant::now());
-        Ok(Fleet { inner: Arc::new(Inner { options, context, user, parallel, entries, began }) })
+        let (parallel, entries) = (Semaphore::new(PARALLEL), Mutex::default());
+        Ok(Fleet { inner: Arc::new(Inner { options, context, user, parallel, entries }) })
     }
 
     /// What the kubeconfig says of the context in use.
@@ -109,10 +107,6 @@ impl Fleet {
 
     fn entries(&self) -> MutexGuard<'_, Entries> {
         lock(&self.inner.entries)
-    }
-
-    fn steady_ms(&self) -> u64 {
-        u64::try_from(self.inner.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     /// The nodes that have a plugin, by name.
@@ -188,7 +182,7 @@ impl Fleet {
     pub(crate) fn round(&self, places: &[Place], patience: bool) -> JoinHandle<()> {
         let mut tasks = JoinSet::new();
         for place in places {
-            if !self.entries().begin(&place.node, self.steady_ms(), patience) {
+            if !self.entries().begin(&place.node, Instant::now(), patience) {
                 continue;
             }
             let (fleet, place) = (self.clone(), place.clone());
@@ -199,7 +193,7 @@ impl Fleet {
                     // A token that is renewed outside of this process is read again.
                     fleet.user().renew().await;
                 }
-                fleet.entries().take(&place.node, view, unix_ms(), fleet.steady_ms());
+                fleet.entries().take(&place.node, view, unix_ms(), Instant::now());
             });
         }
         tokio::spawn(async move {
@@ -264,7 +258,7 @@ impl Fleet {
         let answers = self.all(&places, &Question::of_scope("recommend", &all)).await;
         somebody(&answers)?;
         self.entries().set_places(&places);
-        let by_node = merge::ByNode::of(answers, &scope.pod);
+        let by_node = merge::ByNode::of(answers, scope);
         let (nodes, since_unix_ms) = by_node.needed();
         places.retain(|place| nodes.contains(&place.node));
         let namespace = scope.namespace.clone();
@@ -350,7 +344,7 @@ impl Fleet {
 
     /// Nodes that did not answer a moment ago, and why.
     fn silent(&self) -> BTreeMap<String, String> {
-        self.entries().silent(self.steady_ms())
+        self.entries().silent(Instant::now())
     }
 
     /// Allocations that live and whose id is written so, in full or by its beginning, as far as the user's rights show

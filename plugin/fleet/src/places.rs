@@ -9,7 +9,7 @@ use tessera_view::fleet::{Entry, Fleet};
 use crate::ask::{AskError, Why};
 
 /// A node and the plugin's pod on it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// The node, as the API server has it.
     pub node: String,
@@ -67,17 +67,23 @@ fn port(pod: &Pod) -> u16 {
     ports.find(|port| port.name == "api").map_or(0, |port| port.container_port)
 }
 
+/// Why it is in its phase, behind that, as far as the API server has it.
+pub(crate) fn why(pod: &Pod) -> String {
+    let why = [&pod.status.reason, &pod.status.message].into_iter().filter(|text| !text.is_empty());
+    why.map(|text| format!(", {text}")).collect()
+}
+
 fn away(pod: &Pod) -> String {
     if pod.status.phase == "Running" {
         return String::new();
     }
     let name = format!("{}/{}", pod.metadata.namespace, pod.metadata.name);
     let phase = if pod.status.phase.is_empty() { "not started" } else { &pod.status.phase };
-    let why = [&pod.status.reason, &pod.status.message].into_iter().filter(|text| !text.is_empty());
-    let why: String = why.map(|text| format!(", {text}")).collect();
     format!(
-        "the plugin's pod {name} is {phase}{why}; see `kubectl describe pod -n {} {}`",
-        pod.metadata.namespace, pod.metadata.name
+        "the plugin's pod {name} is {phase}{}; see `kubectl describe pod -n {} {}`",
+        why(pod),
+        pod.metadata.namespace,
+        pod.metadata.name
     )
 }
 

@@ -74,8 +74,22 @@ async fn one_nodes_trouble_is_a_sentence_beside_it_and_nothing_for_the_others() 
         ("flood", Some(Behind::Floods(20 << 20))),
         ("forbids", Some(refusal(403, "nothing of yours is here"))),
         ("liar", Some(Behind::Answers(200, view("good")))),
+        ("escapes", Some(Behind::Answers(200, view("b\u{1b}[2J")))),
         ("newer", Some(Behind::Answers(200, r#"{"api_version":"tessera.dev/v2"}"#.into()))),
         ("nonsense", Some(Behind::Answers(200, "<html>".into()))),
+        ("list", Some(Behind::Answers(200, "[]".into()))),
+        (
+            "shape",
+            Some(Behind::Answers(200, r#"{"nodes":7,"api_version":"tessera.dev/v1"}"#.into())),
+        ),
+        ("none", Some(Behind::Answers(200, r#"{"api_version":"tessera.dev/v1"}"#.into()))),
+        (
+            "two",
+            Some(Behind::Answers(
+                200,
+                r#"{"api_version":"tessera.dev/v1","nodes":[{},{}]}"#.into(),
+            )),
+        ),
         ("refuses", None),
         ("stalls", Some(Behind::Stalls)),
     ]);
@@ -91,14 +105,20 @@ async fn one_nodes_trouble_is_a_sentence_beside_it_and_nothing_for_the_others() 
         ("flood", "more than"),
         ("forbids", "nothing of yours"),
         ("liar", "says that it is node \"good\""),
+        ("escapes", "its answer is left out"),
         ("newer", "kubectl-tessera of its version"),
         ("nonsense", "makes no sense"),
+        ("list", "makes no sense"),
+        ("shape", "makes no sense"),
+        ("none", "0 nodes"),
+        ("two", "2 nodes"),
         ("refuses", "connection refused"),
         ("stalls", "did not answer within 3 s"),
     ] {
         let entry = entry(node);
         assert!(!entry.answers && entry.view.is_none(), "{entry:?}");
         assert!(entry.error.contains(says), "{node}: {}", entry.error);
+        assert!(!entry.error.contains('\u{1b}'), "{node}: {}", entry.error);
     }
 }
 
@@ -182,7 +202,7 @@ async fn a_waiting_pod_has_the_schedulers_sentence_and_what_each_node_has_left()
     let mut full: Value = serde_json::from_str(&view("full")).unwrap();
     let replicas = |free| json!([{ "resource_name": "tessera.dev/gpu", "count": 4, "free": free }]);
     full["nodes"][0]["view"]["gpus"][0]["replicas"] = replicas(0);
-    full["nodes"][0]["view"]["gpus"][0]["cordon"] = "fans".into();
+    full["nodes"][0]["view"]["gpus"][0]["cordon"] = "cordoned by root: fans".into();
     let mut free: Value = serde_json::from_str(&view("free")).unwrap();
     free["nodes"][0]["view"]["gpus"][0]["replicas"] = replicas(3);
     let world = World::new(&[
@@ -223,7 +243,7 @@ async fn a_waiting_pod_has_the_schedulers_sentence_and_what_each_node_has_left()
     assert_eq!(nodes, [("free", Some(true)), ("stalls", None), ("full", Some(false))]);
     assert_eq!(waits.nodes[0].left, ["3 of 4 × tessera.dev/gpu"]);
     assert!(waits.nodes[1].error.contains("did not answer"), "{:?}", waits.nodes);
-    assert_eq!(waits.nodes[2].amiss, ["GPU 0 is cordoned: fans"]);
+    assert_eq!(waits.nodes[2].amiss, ["GPU 0 is cordoned by root: fans"]);
     // What the user may not read is said, and hides nothing else.
     world.server.forbid("GET", "events", true);
     let waits = pending::pending(&fleet, "team", "chat").await.unwrap().unwrap();
@@ -369,7 +389,7 @@ async fn traces_of_all_nodes_are_one_and_a_node_that_refuses_hides_no_other() {
             json!({ "ph": "M", "name": "process_name", "pid": 1, "args": { "name": "GPU 0" } });
         let lease =
             json!({ "ph": "X", "name": "lease", "ts": 1.0, "dur": 2.0, "pid": 1, "tid": 1 });
-        let text = json!({ "api_version": "tessera.dev/v1", "otherData": { "begun_unix_ms": begun },
+        let text = json!({ "api_version": "tessera.dev/v1", "otherData": { "begun_unix_ms": begun, "duration_us": 9.0, "lost_events": 3 },
             "traceEvents": [name, lease] });
         Some(Behind::Serves([("trace", text.to_string())].into()))
     };
@@ -393,6 +413,8 @@ async fn traces_of_all_nodes_are_one_and_a_node_that_refuses_hides_no_other() {
     let times: Vec<f64> =
         all.events.iter().filter_map(|event| event.dur.map(|_| event.ts)).collect();
     assert_eq!(times, [1.0, 5001.0]);
+    assert_eq!((all.about.begun_unix_ms, all.about.lost_events), (1000, 6));
+    assert!((all.about.duration_us - 5009.0).abs() < 0.1, "{:?}", all.about);
     assert_eq!(live.trace("c", 1).await.unwrap().events.len(), 2);
     assert!(live.trace("b", 1).await.unwrap_err().to_string().contains("4 others"));
 }

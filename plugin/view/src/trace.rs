@@ -214,18 +214,4 @@ mod tests {
         assert_eq!(trace().narrowed(&Rights::All), trace());
         assert_eq!(narrowed.clone().narrowed(&of("mine")), narrowed);
     }
-
-    #[test]
-    fn traces_of_several_nodes_lie_beside_each_other_at_their_times() {
-        let mut later = trace();
-        later.about = About { begun_unix_ms: 1002, duration_us: 9.0, lost_events: 3 };
-        let joined = Trace::joined(vec![("n1".into(), trace()), ("n2".into(), later)]);
-        assert_eq!(joined.about.begun_unix_ms, 1000);
-        assert_eq!((joined.about.lost_events, joined.about.duration_us), (3, 2009.0));
-        let of = |pid| joined.events.iter().filter(move |event| event.pid == pid);
-        assert_eq!(of(1001).next().unwrap().args.as_ref().unwrap().name, "n2, GPU 1");
-        let times: Vec<f64> = of(1001).filter(|event| event.ph == "X").map(|e| e.ts).collect();
-        assert_eq!(times, [2000.0; 4]);
-        assert!(of(1).all(|event| event.ts == 0.0));
-    }
 }
