@@ -45,30 +45,16 @@ fn escape(text: &str, passes: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Bytes of one word that are printed: longer than any name or id, and than most paths.
-const WORD: usize = 320;
-
-/// A text of at most about `most` bytes, for a message that quotes somebody: of a word that is too long, and
-/// of a text that is, the beginning and the end.
+/// A text of at most `most` bytes, for a message that quotes somebody: of one that is longer, the beginning and the end,
+/// which says what to do.
 pub fn brief(text: &str, most: usize) -> Cow<'_, str> {
-    let word = WORD.min(most);
-    if text.len() <= word {
+    if text.len() <= most {
         return Cow::Borrowed(text);
     }
-    let long = |part: &str| part.len() > word;
-    if !text.split(char::is_whitespace).any(long) {
-        return ends(text, most);
-    }
-    let mut words = String::new();
-    for part in text.split_inclusive(char::is_whitespace) {
-        words.push_str(&ends(part, word));
-        if words.len() > 4 * most {
-            // What comes last says what to do.
-            words.push_str(&text[boundary_from(text, text.len() - most)..]);
-            break;
-        }
-    }
-    Cow::Owned(ends(&words, most).into_owned())
+    let kept = most.saturating_sub('…'.len_utf8());
+    let head = boundary_to(text, kept / 2);
+    let tail = boundary_from(text, text.len() - (kept - kept / 2));
+    Cow::Owned(format!("{}…{}", &text[..head], &text[tail..]))
 }
 
 /// Bytes of a reason that every client of gRPC takes: it travels in a header, where what is no ASCII becomes
@@ -92,17 +78,6 @@ pub fn causes(error: &(dyn std::error::Error + 'static)) -> String {
         next = cause.source();
     }
     text
-}
-
-/// The beginning and the end of a text that is longer than `most` bytes.
-fn ends(text: &str, most: usize) -> Cow<'_, str> {
-    if text.len() <= most {
-        return Cow::Borrowed(text);
-    }
-    let kept = most.saturating_sub('…'.len_utf8());
-    let head = boundary_to(text, kept / 2);
-    let tail = boundary_from(text, text.len() - (kept - kept / 2));
-    Cow::Owned(format!("{}…{}", &text[..head], &text[tail..]))
 }
 
 /// Leaves no more than so many bytes, at least three; `…` stands for what is gone.
