@@ -12,7 +12,7 @@ use crate::percent::format_cores;
 use crate::quantity::format_bytes;
 use crate::record::{Grant, Holder};
 use crate::sharing::Compute;
-use strum::IntoStaticStr;
+use strum::{EnumIter, IntoStaticStr};
 
 /// Limits on one GPU, as the trail tells them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,7 +53,7 @@ pub enum Behind {
 
 /// What happened. Those that [`What::is_tenants`] a container can cause itself; what they say of it is
 /// the container's word or was seen from outside, and they have room of their own in the trail.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, IntoStaticStr)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, EnumIter, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum What {
