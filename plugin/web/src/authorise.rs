@@ -122,17 +122,22 @@ pub struct Authoriser {
 /// Whether users may, by the user's hash and the namespace; empty for all.
 type Access = Answers<(Hash, String), bool, ACCESS_REVIEWS>;
 
-/// Answers that are kept, and turns to ask: so many at a time, and one for each question.
+/// Answers that are kept for a while, bounded in number and in time, and turns to ask: so many at a time, and one for each
+/// question.
 struct Answers<K: std::hash::Hash + Eq, V, const N: usize> {
-    kept: Cache<K, V>,
+    kept: std::sync::Mutex<LruCache<K, (Instant, V)>>,
+    most: usize,
     turns: [Mutex<()>; N],
     hash: RandomState,
 }
 
 impl<K: std::hash::Hash + Eq, V: Clone, const N: usize> Answers<K, V, N> {
+    /// Of so many at most. What was used longest ago goes first.
     fn new(most: usize) -> Self {
         let turns = [const { Mutex::const_new(()) }; N];
-        Answers { kept: Cache::new(most), turns, hash: RandomState::new() }
+        // Memory is taken as it is needed.
+        let kept = std::sync::Mutex::new(LruCache::unbounded());
+        Answers { kept, most, turns, hash: RandomState::new() }
     }
 
     /// What is kept, or else what is answered now, with the time that it holds for.
@@ -141,18 +146,37 @@ impl<K: std::hash::Hash + Eq, V: Clone, const N: usize> Answers<K, V, N> {
         key: K,
         ask: impl Future<Output = Result<(V, Duration), Refusal>>,
     ) -> Result<V, Refusal> {
-        if let Some(kept) = self.kept.get(&key, Instant::now()) {
+        if let Some(kept) = self.known(&key, Instant::now()) {
             return Ok(kept);
         }
         let number = usize::try_from(self.hash.hash_one(&key) >> 32).unwrap_or(0);
         let _turn = self.turns[number % N].lock().await;
         // Another request may have asked the same meanwhile.
-        if let Some(kept) = self.kept.get(&key, Instant::now()) {
+        if let Some(kept) = self.known(&key, Instant::now()) {
             return Ok(kept);
         }
         let (answer, time) = ask.await?;
-        self.kept.put(key, answer.clone(), Instant::now(), time);
+        self.keep(key, answer.clone(), Instant::now(), time);
         Ok(answer)
+    }
+
+    /// What is kept, if its time is not over.
+    fn known(&self, key: &K, now: Instant) -> Option<V> {
+        let mut kept = lock(&self.kept);
+        let (until, value) = kept.get(key)?;
+        if now < *until {
+            return Some(value.clone());
+        }
+        kept.pop(key);
+        None
+    }
+
+    fn keep(&self, key: K, value: V, now: Instant, time: Duration) {
+        let mut kept = lock(&self.kept);
+        kept.put(key, (now + time, value));
+        while kept.len() > self.most {
+            kept.pop_lru();
+        }
     }
 }
 
@@ -334,43 +358,6 @@ fn token_of(headers: &HeaderMap) -> Result<&str, &'static str> {
     }
 }
 
-/// Answers of the API server, kept for a while: bounded in number and in time.
-#[derive(Debug)]
-struct Cache<K: std::hash::Hash + Eq, V> {
-    kept: std::sync::Mutex<LruCache<K, (Instant, V)>>,
-    most: usize,
-}
-
-impl<K: std::hash::Hash + Eq, V: Clone> Cache<K, V> {
-    /// Of so many at most. What was used longest ago goes first.
-    pub fn new(most: usize) -> Self {
-        // Memory is taken as it is needed.
-        Cache { kept: std::sync::Mutex::new(LruCache::unbounded()), most }
-    }
-
-    /// What is kept, if its time is not over.
-    pub fn get(&self, key: &K, now: Instant) -> Option<V> {
-        let mut kept = lock(&self.kept);
-        match kept.get(key) {
-            Some((until, value)) if now < *until => Some(value.clone()),
-            Some(_) => {
-                kept.pop(key);
-                None
-            }
-            None => None,
-        }
-    }
-
-    /// Keeps it for so long.
-    pub fn put(&self, key: K, value: V, now: Instant, time: Duration) {
-        let mut kept = lock(&self.kept);
-        kept.put(key, (now + time, value));
-        while kept.len() > self.most {
-            kept.pop_lru();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -406,23 +393,23 @@ mod tests {
         fn it_keeps_what_was_put_last_no_longer_and_no_more(
             steps in proptest::collection::vec((0u8..20, 0u64..50, 0u64..60, any::<bool>()), 0..200),
         ) {
-            let cache = Cache::new(8);
+            let cache = Answers::<u8, usize, 1>::new(8);
             let start = Instant::now();
             let (mut clock, mut put) = (0, std::collections::HashMap::new());
             for (number, (key, after, time, reads)) in steps.into_iter().enumerate() {
                 clock += after;
                 let now = start + Duration::from_secs(clock);
                 if reads {
-                    let got = cache.get(&key, now);
+                    let got = cache.known(&key, now);
                     if let Some(got) = got {
                         let (value, until) = put[&key];
                         prop_assert_eq!(got, value);
                         prop_assert!(clock < until);
                     }
                 } else {
-                    cache.put(key, number, now, Duration::from_secs(time));
+                    cache.keep(key, number, now, Duration::from_secs(time));
                     put.insert(key, (number, clock + time));
-                    prop_assert!(cache.get(&key, now).is_some() || time == 0, "what is new is there");
+                    prop_assert!(cache.known(&key, now).is_some() || time == 0, "what is new is there");
                 }
                 prop_assert!(cache.kept.lock().unwrap().len() <= 8);
             }

@@ -76,22 +76,3 @@ impl Counts {
         *lock(&self.reviews).entry((review, how)).or_default() += 1;
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn common_codes_are_counted_from_nothing() {
-        let counts = Counts::default();
-        assert!(counts.requests().contains(&(503, 0)));
-        counts.answered(503);
-        counts.answered(418);
-        assert!(counts.requests().contains(&(503, 1)) && counts.requests().contains(&(418, 1)));
-        assert_eq!(counts.listening(), None);
-        counts.expect_listener();
-        assert_eq!(counts.listening(), Some(false));
-        counts.listens();
-        assert_eq!(counts.listening(), Some(true));
-    }
-}

@@ -1,9 +1,9 @@
-//! The server's certificate: of files, read again when they change, or made at the start.
+//! The server's certificate: of files, read again now and then, or made at the start.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use rcgen::{
     Certificate, CertificateParams, Error, PKCS_ECDSA_P256_SHA256, PublicKeyData, SerialNumber,
@@ -21,7 +21,7 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tessera_system::files;
 use tessera_system::locks::lock;
 
-/// How often it is looked whether the files have changed.
+/// How often the files are read again.
 const LOOK: Duration = Duration::from_secs(10);
 
 /// How TCP connections are protected.
@@ -71,13 +71,8 @@ fn certified(
 struct Files {
     certificate: PathBuf,
     key: PathBuf,
-    now: Mutex<Held>,
-}
-
-struct Held {
-    key: Arc<CertifiedKey>,
-    changed: [Option<SystemTime>; 2],
-    looked: Instant,
+    /// When they were read, and what they held.
+    now: Mutex<(Instant, Arc<CertifiedKey>)>,
 }
 
 impl fmt::Debug for Files {
@@ -88,35 +83,24 @@ impl fmt::Debug for Files {
 
 impl Files {
     fn open(certificate: &std::path::Path, key: &std::path::Path) -> Result<Self, String> {
-        let changed = changed([certificate, key]);
-        let held = Held { key: Arc::new(read(certificate, key)?), changed, looked: Instant::now() };
-        Ok(Files { certificate: certificate.into(), key: key.into(), now: Mutex::new(held) })
+        let now = Mutex::new((Instant::now(), Arc::new(read(certificate, key)?)));
+        Ok(Files { certificate: certificate.into(), key: key.into(), now })
     }
 }
 
 impl ResolvesServerCert for Files {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let mut now = lock(&self.now);
-        if now.looked.elapsed() >= LOOK {
-            now.looked = Instant::now();
-            let changed = changed([&self.certificate, &self.key]);
-            if changed != now.changed {
-                match read(&self.certificate, &self.key) {
-                    Ok(key) => {
-                        now.key = Arc::new(key);
-                        now.changed = changed;
-                    }
-                    // It may be half written: the old one serves until the next look.
-                    Err(error) => tracing::warn!(%error, "the old certificate stays"),
-                }
+        if now.0.elapsed() >= LOOK {
+            now.0 = Instant::now();
+            match read(&self.certificate, &self.key) {
+                Ok(key) => now.1 = Arc::new(key),
+                // It may be half written: the old one serves until the next look.
+                Err(error) => tracing::warn!(%error, "the old certificate stays"),
             }
         }
-        Some(Arc::clone(&now.key))
+        Some(Arc::clone(&now.1))
     }
-}
-
-fn changed(files: [&std::path::Path; 2]) -> [Option<SystemTime>; 2] {
-    files.map(|file| file.metadata().and_then(|meta| meta.modified()).ok())
 }
 
 fn read(certificate: &std::path::Path, key: &std::path::Path) -> Result<CertifiedKey, String> {
