@@ -31,7 +31,6 @@ use tessera_view::change::{
 };
 use tessera_view::status::{LIVE, STATUS};
 use tessera_web::{Peer, Refusal, SourceError};
-pub(crate) use text::left;
 pub use text::{Names, text as status_text};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;

@@ -260,7 +260,10 @@ fn free(gpu: &Gpu) -> String {
     }
     if gpu.front_end == FrontEnd::Dra.into_str() {
         return match gpu.no_room.as_str() {
-            "" => left_of(gpu).join(", "),
+            "" => {
+                let memory = format_bytes(gpu.left_memory_bytes);
+                format!("{memory}, {}", format_cores(gpu.left_cores_millis))
+            }
             lack => format!("no {lack}"),
         };
     }
@@ -280,16 +283,6 @@ fn free(gpu: &Gpu) -> String {
             each.collect::<Vec<_>>().join(", ")
         }
     }
-}
-
-/// What claims may still get of a GPU, in a sentence.
-pub(crate) fn left(gpu: &Gpu) -> String {
-    left_of(gpu).join(" and ")
-}
-
-/// Memory and GPU time.
-fn left_of(gpu: &Gpu) -> [String; 2] {
-    [format_bytes(gpu.left_memory_bytes), format_cores(gpu.left_cores_millis)]
 }
 
 /// The holder of a GPU's lease, as a pod where that is known.

@@ -62,29 +62,17 @@ fn cell(text: &str, title: &str, of: &str) -> String {
     let mut lines = text.lines().skip_while(|line| !line.contains(title));
     let head = lines.next().unwrap_or_else(|| panic!("no {title}: {text}"));
     let row = lines.find(|line| line.contains(of)).unwrap_or_else(|| panic!("no {of}: {text}"));
-    // A column ends where that of the next title begins, or its own title ends.
     let at = head.find(title).unwrap();
-    let words = |line: &str| -> Vec<(usize, usize)> {
-        let mut cells = Vec::new();
-        let mut begin = None;
-        let chars: Vec<char> = line.chars().collect();
-        for i in 0..=chars.len() {
-            let gap =
-                i == chars.len() || (chars[i] == ' ' && chars.get(i + 1).is_none_or(|c| *c == ' '));
-            match (gap, begin) {
-                (false, None) if chars[i] != ' ' => begin = Some(i),
-                (true, Some(from)) => {
-                    cells.push((from, i));
-                    begin = None;
-                }
-                _ => {}
-            }
+    let mut from = 0;
+    for part in row.split("  ") {
+        let end = from + part.chars().count();
+        let begin = end - part.trim_start().chars().count();
+        if !part.trim().is_empty() && begin < at + title.len() && end > at {
+            return part.trim().to_owned();
         }
-        cells
-    };
-    let end = at + title.len();
-    let over = words(row).into_iter().find(|(from, to)| *from < end && *to > at);
-    over.map_or(String::new(), |(from, to)| row.chars().skip(from).take(to - from).collect())
+        from = end + 2;
+    }
+    String::new()
 }
 
 #[test]
