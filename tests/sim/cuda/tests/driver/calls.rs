@@ -163,6 +163,8 @@ scenarios! {
         assert_eq!(free(0), 0);
         assert_eq!(launch(NULL, 1, NULL, std::ptr::null_mut()), 400);
         assert_eq!(launch(kernel("plain"), 0, NULL, std::ptr::null_mut()), 1);
+        ok(cuda!(cuDevicePrimaryCtxReset_v2(0)));
+        assert_eq!(alloc(1), Err(709), "its context is gone");
     }
 
     fn copies_and_fills_are_real() {
@@ -181,38 +183,6 @@ scenarios! {
         assert_eq!(read::<14>(b), [7, 7, 7, 3, 4, 5, 6, 7, 8, 9, 7, 7, 7, 13]);
         assert_eq!(cuda!(cuMemsetD8_v2(a + 4000, 0, 97)), 1, "past the end");
         assert_eq!(cuda!(cuMemcpyDtoD_v2(a, 0x1000, 8)), 1);
-    }
-
-    fn a_gpus_memory_is_finite() {
-        retain(0);
-        let room = free_bytes();
-        assert_eq!(alloc(room + 1), Err(2));
-        let all = alloc(room).unwrap();
-        assert_eq!((alloc(1), free_bytes()), (Err(2), 0));
-        ok(free(all));
-        assert_eq!(free_bytes(), room);
-        let small: Vec<u64> = (0..100).map(|_| alloc(100).unwrap()).collect();
-        assert_eq!(room - free_bytes(), 2 * MIB, "small allocations share a chunk");
-        small.into_iter().for_each(|at| ok(free(at)));
-        assert_eq!(free_bytes(), room);
-        let (mut at, mut pitch) = (0u64, 0usize);
-        ok(cuda!(cuMemAllocPitch_v2(&raw mut at, &raw mut pitch, 1000, 7, 4)));
-        assert_eq!(pitch, 1024);
-        ok(free(at));
-    }
-
-    fn a_context_takes_its_memory_with_it() {
-        retain(0);
-        let before = free_bytes();
-        let context = must(|to| cuda!(cuCtxCreate_v2(to, 0, 0)));
-        let lost = alloc(10 * MIB).unwrap();
-        assert_eq!(before - free_bytes(), 74 * MIB);
-        ok(cuda!(cuCtxDestroy_v2(context)));
-        assert_eq!(free_bytes(), before, "the primary context is current again");
-        assert_eq!(free(lost), 1);
-        assert_eq!(cuda!(cuCtxSetCurrent(context)), 201);
-        ok(cuda!(cuDevicePrimaryCtxReset_v2(0)));
-        assert_eq!(alloc(1), Err(709));
     }
 
     fn kernels_take_the_time_that_the_configuration_says() {
@@ -261,37 +231,6 @@ scenarios! {
         synchronize(s);
         assert_eq!(STEP.load(Ordering::SeqCst), 1);
         assert_eq!(read::<4>(at), [42, 0, 0, 0], "the copy saw what the host function wrote");
-    }
-
-    fn threads_share_a_context() {
-        let context = retain(0) as usize;
-        let function = kernel("plain") as usize;
-        let before = free_bytes();
-        std::thread::scope(|scope| {
-            for id in 1..=6u32 {
-                scope.spawn(move || {
-                    ok(cuda!(cuCtxSetCurrent(context as Handle)));
-                    let s = new_stream();
-                    let event = new_event();
-                    for round in 0..100u32 {
-                        let words = 1 + (id * 7919 + round * 104_729) as usize % 200_000;
-                        let at = alloc(words * 4).unwrap();
-                        let value = id << 16 | round;
-                        ok(cuda!(cuMemsetD32Async(at, value, words, s)));
-                        ok(launch(function as Handle, 1, s, std::ptr::null_mut()));
-                        record(event, s);
-                        let last = at + 4 * (words as u64 - 1);
-                        assert_eq!(u32::from_ne_bytes(read::<4>(last)), value);
-                        ok(cuda!(cuEventSynchronize(event)));
-                        ok(cuda!(cuStreamQuery(s)));
-                        ok(free(at));
-                    }
-                    ok(cuda!(cuEventDestroy_v2(event)));
-                    ok(cuda!(cuStreamDestroy_v2(s)));
-                });
-            }
-        });
-        assert_eq!(free_bytes(), before);
     }
 
     fn a_forked_child_has_no_driver() {

@@ -3,7 +3,6 @@
 
 use crate::harness::*;
 use std::ffi::{c_uint, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 fn name(at: u64) -> Outcome<Name> {
@@ -22,12 +21,11 @@ fn fill(at: u64, value: u8, len: usize) {
     ok(cuda!(cuMemsetD8_v2(at, value, len)));
 }
 
-// Events of one process in another: `cuIpcGetEventHandle`, `cuIpcOpenEventHandle`. Work is held by host functions, so
-// nothing depends on time.
+// Events of one process in another: `cuIpcGetEventHandle`, `cuIpcOpenEventHandle`. `events` of `tests/programs/waits.c` are two
+// processes that wait for each other's.
 
 const DISABLE_TIMING: c_uint = 2;
 const INTERPROCESS: c_uint = 4;
-const NOT_READY: Result = 600;
 
 fn create(flags: c_uint) -> Outcome<Handle> {
     made(|to| cuda!(cuEventCreate(to, flags)))
@@ -49,25 +47,10 @@ fn query(event: Handle) -> Result {
     cuda!(cuEventQuery(event))
 }
 
-fn wait(stream: Handle, event: Handle) {
-    ok(cuda!(cuStreamWaitEvent(stream, event, 0)));
-}
-
-fn stream_query(stream: Handle) -> Result {
-    cuda!(cuStreamQuery(stream))
-}
-
-static LET_GO: AtomicBool = AtomicBool::new(false);
-
 unsafe extern "C" fn hold(_: *mut c_void) {
-    while !LET_GO.load(Ordering::Acquire) {
-        std::thread::sleep(Duration::from_micros(100));
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
     }
-}
-
-/// Holds what is then submitted to the stream until [`LET_GO`].
-fn hold_back(stream: Handle) {
-    ok(cuda!(cuLaunchHostFunc(stream, Some(hold), NULL)));
 }
 
 scenarios! {
@@ -192,53 +175,14 @@ scenarios! {
         assert_eq!(elapsed, 400, "it has no time");
     }
 
-    fn another_process_waits_queries_and_synchronises() {
-        pair(
-            |peer: &Peer| {
-                retain(0);
-                let (event, stream) = (shared_event(), new_stream());
-                peer.send(&event_name(event).unwrap().reserved);
-                peer.meet();
-                hold_back(stream);
-                record(event, stream);
-                peer.meet();
-                peer.meet();
-                LET_GO.store(true, Ordering::Release);
-                peer.until_gone();
-            },
-            |peer: &Peer| {
-                retain(0);
-                let (event, stream) = (open_event(named(peer.receive())).unwrap(), new_stream());
-                let plain = kernel("plain");
-                assert_eq!(query(event), 0, "never recorded");
-                wait(stream, event);
-                synchronize(stream);
-                peer.meet();
-                peer.meet();
-                assert_eq!(query(event), NOT_READY);
-                wait(stream, event);
-                ok(launch(plain, 1, stream, std::ptr::null_mut()));
-                // The GPU is free: only the event is waited for.
-                std::thread::sleep(Duration::from_millis(20));
-                assert_eq!(stream_query(stream), NOT_READY);
-                peer.meet();
-                ok(cuda!(cuEventSynchronize(event)));
-                assert_eq!(query(event), 0);
-                synchronize(stream);
-                ok(cuda!(cuEventDestroy_v2(event)));
-                assert_eq!(query(event), 400);
-            },
-        );
-    }
-
     /// Undefined by the manual; nobody hangs here.
     fn an_exporter_that_is_killed_holds_nobody() {
         pair(
             |peer: &Peer| {
                 retain(0);
                 let (event, stream) = (open_event(named(peer.receive())).unwrap(), new_stream());
-                assert_eq!(query(event), NOT_READY);
-                wait(stream, event);
+                assert_eq!(query(event), 600, "not ready");
+                ok(cuda!(cuStreamWaitEvent(stream, event, 0)));
                 peer.meet();
                 ok(cuda!(cuEventSynchronize(event)));
                 synchronize(stream);
@@ -248,7 +192,7 @@ scenarios! {
             |peer: &Peer| {
                 retain(0);
                 let (event, stream) = (shared_event(), new_stream());
-                hold_back(stream);
+                ok(cuda!(cuLaunchHostFunc(stream, Some(hold), NULL)));
                 record(event, stream);
                 peer.send(&event_name(event).unwrap().reserved);
                 peer.meet();

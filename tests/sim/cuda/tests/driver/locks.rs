@@ -1,4 +1,5 @@
-//! What a context's calls wait for: its lock, and the loading of code under it.
+//! What a context's calls wait for: its lock, and the loading of code under it. `tests/gpu/probes/findings.py` shows more
+//! of it, as the simulator is by default and as its authors once believed.
 
 use crate::harness::*;
 use std::ffi::c_int;
@@ -15,8 +16,9 @@ fn mode() -> c_int {
 }
 
 /// Whether `others` return while a second thread is in `call` of this context, which waits for work
-/// that goes on until they return, or for `patience`.
-fn pass(patience: Duration, call: impl FnOnce() + Send, others: impl FnOnce()) -> bool {
+/// that goes on until they return, or for a while.
+fn pass(call: impl FnOnce() + Send, others: impl FnOnce()) -> bool {
+    const A_WHILE: Duration = Duration::from_millis(100);
     let context = retain(0) as usize;
     let (begun, returned) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -32,7 +34,7 @@ fn pass(patience: Duration, call: impl FnOnce() + Send, others: impl FnOnce()) -
         std::thread::sleep(Duration::from_millis(20));
         let ended = scope.spawn(|| {
             let since = Instant::now();
-            while !returned.load(Ordering::SeqCst) && since.elapsed() < patience {
+            while !returned.load(Ordering::SeqCst) && since.elapsed() < A_WHILE {
                 std::thread::sleep(Duration::from_millis(1));
             }
             let in_time = returned.load(Ordering::SeqCst);
@@ -44,9 +46,6 @@ fn pass(patience: Duration, call: impl FnOnce() + Send, others: impl FnOnce()) -
         ended.join().unwrap()
     })
 }
-
-const SHORT: Duration = Duration::from_millis(100);
-const LONG: Duration = Duration::from_secs(60);
 
 /// What `cuPointerGetAttribute` says of the registered word.
 fn is_host() {
@@ -84,102 +83,17 @@ fn keep_it_busy(work: &Work) {
     run(work.until, work.busy);
 }
 
-fn is_busy(work: &Work) -> bool {
-    cuda!(cuStreamQuery(work.busy)) == 600
-}
-
-fn first_launch(cold: usize, stream: usize) {
-    ok(launch(cold as Handle, 1, stream as Handle, std::ptr::null_mut()));
-}
-
-fn passes_a_first_launch(patience: Duration, call: fn(&Work)) -> bool {
-    let work = work();
-    keep_it_busy(&work);
-    let (cold, to) = (work.cold as usize, work.other as usize);
-    let passed = pass(patience, || first_launch(cold, to), || call(&work));
-    synchronize(work.busy);
-    assert_eq!((mode(), is_loaded(work.cold)), (2, true));
-    passed
-}
-
-fn pinned(bytes: usize) -> usize {
-    let at = must(|to| cuda!(cuMemHostAlloc(to, bytes, 0)));
-    at as usize
-}
-
-fn unpin(at: usize) {
-    ok(cuda!(cuMemFreeHost(at as Handle)));
-}
-
 fn eager() {
     retain(0);
     assert_eq!((mode(), is_loaded(unloaded("plain"))), (1, true));
 }
 
 scenarios! {
-    /// The reproducer of meta-pytorch/torchcomms#2334, with a query in place of the copy.
-    fn a_first_launch_waits_for_the_contexts_work_and_other_calls_for_it() {
-        assert!(!passes_a_first_launch(SHORT, |work| ask(work.event)));
-    }
-
-    fn without_the_lock_calls_pass_a_first_launch() with "driver = { context_lock = false }\n" {
-        assert!(passes_a_first_launch(LONG, |work| ask(work.event)));
-    }
-
-    fn a_stream_is_not_created_beside_a_first_launch() {
-        assert!(!passes_a_first_launch(SHORT, |_| assert!(!new_stream().is_null())));
-    }
-
-    fn without_it_a_stream_is_created_beside_a_first_launch() with "driver = { creations_lock = false }\n" {
-        assert!(passes_a_first_launch(LONG, |_| assert!(!new_stream().is_null())));
-    }
-
-    fn pinned_memory_is_given_back_after_the_contexts_work() {
-        let work = work();
-        let at = pinned(4096);
-        keep_it_busy(&work);
-        assert!(!pass(SHORT, || unpin(at), || ask(work.event)));
-        assert!(!is_busy(&work));
-    }
-
-    fn without_it_pinned_memory_is_given_back_at_once() with "driver = { host_frees_drain = false }\n" {
-        let work = work();
-        let at = pinned(4096);
-        keep_it_busy(&work);
-        unpin(at);
-        assert!(is_busy(&work));
-        WORD.store(1, Ordering::SeqCst);
-    }
-
-    /// NVIDIA/TensorRT-LLM#17429; 64 MiB take a quarter of a second here.
-    fn questions_for_memory_wait_for_who_pins() with "costs.pin_ms_per_gib = 4000.0\n" {
-        let context = retain(0) as usize;
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                ok(cuda!(cuCtxSetCurrent(context as Handle)));
-                unpin(pinned(64 << 20));
-            });
-            std::thread::sleep(Duration::from_millis(50));
-            let since = Instant::now();
-            free_bytes();
-            assert!(since.elapsed() >= Duration::from_millis(50), "{:?}", since.elapsed());
-        });
-    }
-
     fn without_drains_a_first_launch_waits_for_nothing() with "driver = { loads_drain = false }\n" {
         let work = work();
         keep_it_busy(&work);
-        first_launch(work.cold as usize, work.other as usize);
-        assert!(is_busy(&work));
-        WORD.store(1, Ordering::SeqCst);
-    }
-
-    fn a_loaded_kernel_is_launched_behind_work_at_once() {
-        let work = work();
-        ok(cuda!(cuFuncLoad(work.cold)));
-        keep_it_busy(&work);
-        first_launch(work.cold as usize, work.other as usize);
-        assert!(is_busy(&work));
+        ok(launch(work.cold, 1, work.other, std::ptr::null_mut()));
+        assert_eq!(cuda!(cuStreamQuery(work.busy)), 600);
         WORD.store(1, Ordering::SeqCst);
     }
 
@@ -194,18 +108,8 @@ scenarios! {
         for others in others {
             let memory = alloc(1 << 20).unwrap();
             keep_it_busy(&work);
-            assert!(!pass(SHORT, || assert_eq!(free(memory), 0), || others(&work)));
+            assert!(!pass(|| assert_eq!(free(memory), 0), || others(&work)));
         }
-    }
-
-    fn a_launch_without_room_keeps_queries_waiting() {
-        let work = work();
-        ok(cuda!(cuFuncLoad(work.cold)));
-        keep_it_busy(&work);
-        let (cold, to) = (work.cold as usize, work.other as usize);
-        // The queue holds 1,024 operations.
-        let fill = || (0..1024).for_each(|_| first_launch(cold, to));
-        assert!(!pass(SHORT, fill, || ask(work.event)));
     }
 
     fn eagerly_a_kernel_is_loaded_with_its_module() with "driver = { lazy_loading = false }\n" {

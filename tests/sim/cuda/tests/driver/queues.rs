@@ -1,5 +1,6 @@
 //! Streams run by themselves, but for events and the legacy default stream: CUDA Driver API, "Stream
-//! synchronization behavior".
+//! synchronization behavior". `tests/gpu/probes/findings.py` shows that they and their kernels run at once, or by another
+//! configuration do not.
 
 use crate::harness::*;
 use std::ffi::{CString, c_uint, c_void};
@@ -43,31 +44,14 @@ fn begin() -> (Handle, Handle) {
     (kernel("until"), kernel("plain"))
 }
 
-fn wait_for_the_word(s: Handle) {
-    ok(cuda!(cuStreamWaitValue32_v2(s, word(), 1, 0)));
-}
-
 fn let_go(all: &[Handle]) {
     WORD.store(1, Ordering::SeqCst);
     all.iter().for_each(|s| synchronize(*s));
 }
 
-/// How long it takes until both streams are done, in kernels' lengths, of 100 ms.
-fn lengths(streams: [Handle; 2], work: impl FnOnce()) -> u128 {
-    let since = Instant::now();
-    work();
-    streams.into_iter().for_each(synchronize);
-    since.elapsed().as_millis() / 100
-}
-
-fn of_two_streams() -> u128 {
-    retain(0);
-    let (spin, streams) = (kernel("spin"), [NON_BLOCKING; 2].map(stream));
-    lengths(streams, || streams.iter().for_each(|s| keep_busy(spin, *s)))
-}
-
-/// A pair of kernels, of which the second need not wait for the first if nothing is between them.
-fn of_a_pair(lets_go: &str, between: fn(Handle)) -> u128 {
+/// How long a pair of kernels of 100 ms takes, in hundreds of milliseconds, of which the second need not wait for the first
+/// where that lets it go.
+fn of_a_pair(lets_go: &str) -> u128 {
     retain(0);
     let (mut module, mut spin) = (NULL, NULL);
     let ptx = format!(".version 7.8\n.entry spin()\n{lets_go}\n");
@@ -91,77 +75,41 @@ fn of_a_pair(lets_go: &str, between: fn(Handle)) -> u128 {
         attrs: attribute.as_mut_ptr().cast(),
         numAttrs: 1,
     };
-    lengths([s; 2], || {
-        keep_busy(spin, s);
-        between(s);
-        let (mut unused, mut ns) = (0u64, 100_000_000u64);
-        let mut params = [(&raw mut unused).cast::<c_void>(), (&raw mut ns).cast()];
-        ok(cuda!(cuLaunchKernelEx(
-            &raw const config,
-            spin,
-            params.as_mut_ptr(),
-            std::ptr::null_mut()
-        )));
-    })
+    let (mut unused, mut ns) = (0u64, 100_000_000u64);
+    let mut params = [(&raw mut unused).cast::<c_void>(), (&raw mut ns).cast()];
+    let since = Instant::now();
+    keep_busy(spin, s);
+    ok(cuda!(cuLaunchKernelEx(&raw const config, spin, params.as_mut_ptr(), std::ptr::null_mut())));
+    synchronize(s);
+    since.elapsed().as_millis() / 100
 }
 
-const LETS_GO: &str = "griddepcontrol.launch_dependents;
-
-";
-
 scenarios! {
-    fn a_stream_does_not_hold_another() {
-        let (until, plain) = begin();
-        let [kernel, word, s] = [NON_BLOCKING; 3].map(stream);
-        let (device, mut host) = (alloc(4).unwrap(), [0u8; 4]);
-        run(until, kernel);
-        wait_for_the_word(word);
-        run(plain, s);
-        record(new_event(), s);
-        ok(cuda!(cuMemcpyDtoHAsync_v2(host.as_mut_ptr().cast(), device, 4, s)));
-        assert!(is_done_soon(s));
-        assert_eq!((query(kernel), query(word)), (NOT_READY, NOT_READY));
-        let_go(&[kernel, word]);
-    }
-
-    fn in_one_queue_a_stream_holds_another() with "driver = { queues = 1 }\n" {
-        let (_, plain) = begin();
-        let [word, s] = [NON_BLOCKING; 2].map(stream);
-        wait_for_the_word(word);
-        run(plain, s);
-        assert!(is_held(s));
-        let_go(&[word, s]);
-    }
-
     fn with_one_connection_a_stream_holds_another() {
         set("CUDA_DEVICE_MAX_CONNECTIONS", "1");
-        in_one_queue_a_stream_holds_another();
+        let (_, plain) = begin();
+        let [waiting, s] = [NON_BLOCKING; 2].map(stream);
+        ok(cuda!(cuStreamWaitValue32_v2(waiting, word(), 1, 0)));
+        run(plain, s);
+        assert!(is_held(s));
+        let_go(&[waiting, s]);
     }
 
     fn the_legacy_stream_waits_for_blocking_streams_and_they_for_it() {
         let (until, plain) = begin();
         let ([a, b], apart) = ([BLOCKING; 2].map(stream), stream(NON_BLOCKING));
+        let event = new_event();
         run(until, a);
         run(plain, b);
         assert!(is_done_soon(b), "nothing is in the legacy stream");
-        run(plain, NULL);
+        // A marker there is as good as a kernel.
+        record(event, NULL);
         run(plain, b);
         run(plain, apart);
         assert!(is_done_soon(apart));
         assert!(is_held(b) && is_held(NULL));
-        let_go(&[a, b, NULL]);
-    }
-
-    /// What a marker in the legacy stream does to programs of blocking streams.
-    fn an_event_in_the_legacy_stream_is_a_barrier() {
-        let (until, plain) = begin();
-        let ([a, b], event) = ([BLOCKING; 2].map(stream), new_event());
-        run(until, a);
-        record(event, NULL);
-        run(plain, b);
-        assert!(is_held(b));
         assert_eq!(cuda!(cuEventQuery(event)), NOT_READY);
-        let_go(&[b]);
+        let_go(&[a, b, NULL]);
         ok(cuda!(cuEventQuery(event)));
     }
 
@@ -178,23 +126,10 @@ scenarios! {
         assert_eq!(query(a), 0);
     }
 
-    fn kernels_of_several_streams_run_at_once() {
-        assert_eq!(of_two_streams(), 1);
-    }
-
-    fn one_by_one_kernels_of_several_streams_take_their_sum() with "driver.concurrent_kernels = false\n" {
-        assert_eq!(of_two_streams(), 2);
-    }
-
     /// CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization".
     fn a_chained_kernel_begins_with_the_one_before_it() {
-        assert_eq!(of_a_pair(LETS_GO, |_| ()), 1);
-        assert_eq!(of_a_pair("", |_| ()), 2, "unless that does not let it");
-        assert_eq!(of_a_pair(LETS_GO, |s| record(new_event(), s)), 2, "or something is between");
-    }
-
-    fn unchained_a_kernel_waits_for_the_one_before_it() with "driver.chained_kernels = false\n" {
-        assert_eq!(of_a_pair(LETS_GO, |_| ()), 2);
+        assert_eq!(of_a_pair("griddepcontrol.launch_dependents;"), 1);
+        assert_eq!(of_a_pair(""), 2, "unless that does not let it");
     }
 
     fn all_of_a_context_is_waited_for() {

@@ -1,5 +1,6 @@
 //! Virtual memory management against CUDA's documentation: CUDA Driver API, "Virtual Memory
-//! Management" (the comments of cuda.h).
+//! Management" (the comments of cuda.h). The probes of `tests/gpu` show how long memory lives (`driver.py`) and that an import
+//! counts once (`importer.py`).
 
 use crate::harness::*;
 use std::ffi::c_int;
@@ -103,8 +104,10 @@ scenarios! {
         ok(fill(at, 5, 4 * GRAIN));
         assert_eq!(read::<2>(at + 4 * GRAIN as u64 - 2), [5, 5]);
         assert_eq!(free(at), 1, "not cuMemAlloc's");
+        assert_eq!((export(handle), import(0), import(-1)), (Err(1), Err(1), Err(1)), "no descriptors");
         ok(unmap(at, 4 * GRAIN));
         ok(release(handle));
+        assert_eq!((release(handle), map(at, 4 * GRAIN, handle)), (1, 1), "it is gone");
         ok(cuda!(cuMemAddressFree(at, 4 * GRAIN)));
         assert_eq!(free_bytes(), room);
     }
@@ -129,26 +132,6 @@ scenarios! {
         assert_eq!(read::<4>(at), [1; 4], "the memory is the same");
     }
 
-    /// "The memory allocation will be freed when all outstanding mappings to the memory are
-    /// unmapped and when all outstanding references to the handle … are also released."
-    /// (`cuMemRelease`).
-    fn memory_lives_until_its_last_handle_and_mapping() {
-        retain(0);
-        let room = free_bytes();
-        let (handle, at) = mapped(GRAIN, DEVICE_0);
-        ok(fill(at, 3, GRAIN));
-        ok(release(handle));
-        assert_eq!((release(handle), map(reserve(GRAIN), GRAIN, handle)), (1, 1));
-        assert_eq!((room - free_bytes(), read::<1>(at)), (GRAIN, [3]));
-        ok(unmap(at, GRAIN));
-        assert_eq!(free_bytes(), room);
-        let (handle, at) = mapped(GRAIN, DEVICE_0);
-        ok(unmap(at, GRAIN));
-        assert_eq!(room - free_bytes(), GRAIN);
-        ok(release(handle));
-        assert_eq!(free_bytes(), room);
-    }
-
     fn host_memory_occupies_no_gpu() {
         retain(0);
         let room = free_bytes();
@@ -160,29 +143,6 @@ scenarios! {
             ok(release(handle));
             ok(unmap(at, GRAIN));
         }
-    }
-
-    /// "the process must use cuMemMap to map the memory"; "There is no guarantee that the contents
-    /// of handle will be the same CUDA memory handle" (`cuMemImportFromShareableHandle`).
-    fn an_imported_handle_means_the_same_memory() {
-        retain(0);
-        let room = free_bytes();
-        let (handle, at) = mapped(GRAIN, EXPORTABLE);
-        let fd = export(handle).unwrap();
-        let imported = import(fd).unwrap();
-        // SAFETY: the test's own descriptor.
-        unsafe { libc::close(fd) };
-        ok(fill(at, 6, GRAIN));
-        let again = view(imported, GRAIN);
-        assert_eq!((read::<1>(again), room - free_bytes()), ([6], GRAIN), "counted once");
-        ok(release(handle));
-        ok(unmap(at, GRAIN));
-        assert_eq!((read::<1>(again), room - free_bytes()), ([6], GRAIN));
-        ok(unmap(again, GRAIN));
-        ok(release(imported));
-        assert_eq!(free_bytes(), room);
-        assert_eq!(export(create(GRAIN, DEVICE_0).unwrap()), Err(1), "made without a handle type");
-        assert_eq!((import(0), import(-1)), (Err(1), Err(1)));
     }
 
     /// Memory outlives its maker's death by SIGKILL while an importer lives.
