@@ -199,24 +199,10 @@ mod tests {
         assert_eq!(enumerate(&config, Some("0,3")), [0, 3], "no instance among them");
         let parent = config.gpus[1].uuid_text();
         assert_eq!(enumerate(&config, Some(&parent)), [1]);
+        let second = &config.gpus[1].mig.as_ref().unwrap()[1];
+        let uuid = second.uuid_text(&config.gpus[1], &config.driver_version);
+        assert_eq!(enumerate(&config, Some(&uuid[..15])), [2], "by the beginning of its UUID");
         assert!(enumerate(&config, Some("2")).is_empty(), "MIG mode without instances");
         assert!(enumerate(&config, Some("")).is_empty());
-    }
-
-    #[test]
-    fn an_instance_is_chosen_by_its_uuid_or_the_beginning_of_it() {
-        let config = machine();
-        let gpu = &config.gpus[1];
-        let uuid = gpu.mig.as_ref().unwrap()[1].uuid_text(gpu, &config.driver_version);
-        assert_eq!(enumerate(&config, Some(&uuid)), [2]);
-        assert_eq!(enumerate(&config, Some(&uuid[..15])), [2]);
-        assert_eq!(enumerate(&config, Some(&format!("{uuid},0"))), [2]);
-        assert!(enumerate(&config, Some("MIG-ffffffff")).is_empty());
-        let old = Config::parse(
-            "driver_version = \"460.32.03\"\n[[gpu]]\nmig = [\"1g.2gb\", \"1g.2gb\"]",
-        )
-        .unwrap();
-        let name = format!("MIG-{}/2/0", old.gpus[0].uuid_text());
-        assert_eq!(enumerate(&old, Some(&name)), [1]);
     }
 }
