@@ -1,6 +1,8 @@
 //! The two libraries' functions: each scenario calls them in a process of its own, with its own state.
 
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use std::ffi::{CString, c_int, c_uint, c_void};
+use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
@@ -292,40 +294,21 @@ impl Peer {
 
     /// Sends a descriptor (unix(7), SCM_RIGHTS).
     pub fn send_fd(&self, fd: RawFd) {
-        let mut space = [0u64; 8];
-        let mut byte = 7u8;
-        let mut io = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-        // SAFETY: a message of one byte and one descriptor, in buffers that are large enough.
-        unsafe {
-            let mut message: libc::msghdr = std::mem::zeroed();
-            (message.msg_iov, message.msg_iovlen) = (&raw mut io, 1);
-            message.msg_control = space.as_mut_ptr().cast();
-            message.msg_controllen = libc::CMSG_SPACE(4) as usize;
-            let header = libc::CMSG_FIRSTHDR(&raw const message);
-            (*header).cmsg_level = libc::SOL_SOCKET;
-            (*header).cmsg_type = libc::SCM_RIGHTS;
-            (*header).cmsg_len = libc::CMSG_LEN(4) as usize;
-            libc::CMSG_DATA(header).cast::<RawFd>().write_unaligned(fd);
-            assert_eq!(libc::sendmsg(self.0.as_raw_fd(), &raw const message, 0), 1);
-        }
+        let (fds, byte) = ([fd], [IoSlice::new(&[7])]);
+        let rights = [ControlMessage::ScmRights(&fds)];
+        sendmsg::<()>(self.0.as_raw_fd(), &byte, &rights, MsgFlags::empty(), None).unwrap();
     }
 
     /// Receives one.
     pub fn receive_fd(&self) -> OwnedFd {
-        let mut space = [0u64; 8];
-        let mut byte = 0u8;
-        let mut io = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-        // SAFETY: as in `send_fd`; the descriptor is new and nobody else's.
-        unsafe {
-            let mut message: libc::msghdr = std::mem::zeroed();
-            (message.msg_iov, message.msg_iovlen) = (&raw mut io, 1);
-            message.msg_control = space.as_mut_ptr().cast();
-            message.msg_controllen = size_of_val(&space);
-            assert_eq!(libc::recvmsg(self.0.as_raw_fd(), &raw mut message, 0), 1);
-            let header = libc::CMSG_FIRSTHDR(&raw const message);
-            assert!(!header.is_null());
-            OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned())
-        }
+        let (mut byte, mut space) = ([0], nix::cmsg_space!(RawFd));
+        let mut bytes = [IoSliceMut::new(&mut byte)];
+        let (from, flags) = (self.0.as_raw_fd(), MsgFlags::empty());
+        let message = recvmsg::<()>(from, &mut bytes, Some(&mut space), flags).unwrap();
+        let rights = message.cmsgs().unwrap().next();
+        let Some(ControlMessageOwned::ScmRights(fds)) = rights else { panic!("{rights:?}") };
+        // SAFETY: new, and nobody else's.
+        unsafe { OwnedFd::from_raw_fd(fds[0]) }
     }
 }
 
