@@ -4,6 +4,7 @@
 //! share a chunk: what is charged are chunks, so a first small allocation uses up a whole one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::RawFd;
 
 /// Every allocation's alignment (CUDA C++ Programming Guide: "at least 256 bytes").
 pub(crate) const ALIGN: u64 = 512;
@@ -167,22 +168,35 @@ impl Arena {
     }
 }
 
-/// Reserves address space, aligned to `align`: pages come into being when they are touched.
+/// mmap(2), of a file from an offset or of none; where it is mapped.
+///
+/// # Safety
+/// With `MAP_FIXED`, `[at, at + len)` is the caller's.
+pub(crate) unsafe fn map(
+    at: u64,
+    len: u64,
+    protection: libc::c_int,
+    flags: libc::c_int,
+    file: Option<(RawFd, u64)>,
+) -> Option<u64> {
+    let flags = if file.is_none() { flags | libc::MAP_ANONYMOUS } else { flags };
+    let (fd, offset) = file.unwrap_or((-1, 0));
+    let (len, offset) = (usize::try_from(len).ok()?, libc::off_t::try_from(offset).ok()?);
+    // SAFETY: a new mapping, which disturbs nobody's memory but at a fixed address, which is the caller's.
+    let mapped = unsafe { libc::mmap(at as *mut libc::c_void, len, protection, flags, fd, offset) };
+    (mapped != libc::MAP_FAILED).then_some(mapped as u64)
+}
+
+pub(crate) const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
+/// Pages come into being when they are touched.
+pub(crate) const LAZY: libc::c_int = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+
+/// Reserves address space, aligned to `align`.
 fn reserve(len: u64, align: u64, low: bool) -> Option<(u64, u64)> {
-    let want = usize::try_from(len.checked_add(align)?).ok()?;
-    let low_flag = if low { libc::MAP_32BIT } else { 0 };
-    // SAFETY: a fresh private anonymous mapping that is never unmapped.
-    let at = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            want,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | low_flag,
-            -1,
-            0,
-        )
-    };
-    (at != libc::MAP_FAILED).then(|| ((at as u64).next_multiple_of(align), len))
+    let flags = if low { LAZY | libc::MAP_32BIT } else { LAZY };
+    // SAFETY: at no fixed address.
+    let at = unsafe { map(0, len.checked_add(align)?, READ_WRITE, flags, None) }?;
+    Some((at.next_multiple_of(align), len))
 }
 
 /// Returns an idle range's pages to the machine; what was in it is gone.

@@ -5,6 +5,7 @@
 //! `CUDA_ERROR_NOT_INITIALIZED`. A page that the kernel wipes at fork tells the child.
 
 use crate::abi::{Result, export, put};
+use crate::arena;
 use crate::context::{Context, Primary};
 use crate::memory::Memory;
 use crate::pool::DevicePools;
@@ -185,20 +186,11 @@ fn initialise(flags: c_uint) -> Result<()> {
 
 fn wipe_on_fork_page() -> Option<&'static AtomicU32> {
     const PAGE: usize = 4096;
-    // SAFETY: a fresh private anonymous mapping; madvise on exactly it; never unmapped.
+    // SAFETY: a fresh mapping at no fixed address; madvise on exactly it; never unmapped.
     unsafe {
-        let at = libc::mmap(
-            std::ptr::null_mut(),
-            PAGE,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        );
-        if at == libc::MAP_FAILED || libc::madvise(at, PAGE, libc::MADV_WIPEONFORK) != 0 {
-            return None;
-        }
-        Some(&*at.cast::<AtomicU32>())
+        let at = arena::map(0, PAGE as u64, arena::READ_WRITE, libc::MAP_PRIVATE, None)?;
+        let at = at as *mut libc::c_void;
+        (libc::madvise(at, PAGE, libc::MADV_WIPEONFORK) == 0).then(|| &*at.cast::<AtomicU32>())
     }
 }
 

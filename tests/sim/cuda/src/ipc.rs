@@ -16,7 +16,7 @@
 //! undefined by the manual; here they read as never recorded.
 
 use crate::abi::{self, Result, exports, resolve};
-use crate::arena::Arena;
+use crate::arena::{self, Arena, LAZY, READ_WRITE};
 use crate::context::{Context, current};
 use crate::driver::{Driver, driver, lock};
 use crate::event::{CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS, Common, Event};
@@ -189,21 +189,10 @@ impl Drop for SharedFile {
 
 /// Maps shared memory: of a file from an offset, else anonymous.
 fn map(file: Option<(RawFd, u64)>, len: u64, at: Option<u64>) -> Option<u64> {
-    let (fd, offset) = file.unwrap_or((-1, 0));
-    let anonymous = if file.is_none() { libc::MAP_ANONYMOUS } else { 0 };
     let fixed = if at.is_some() { libc::MAP_FIXED } else { 0 };
-    // SAFETY: a new mapping; at a fixed address it replaces a range that the caller owns.
-    let mapped = unsafe {
-        libc::mmap(
-            at.unwrap_or(0) as *mut libc::c_void,
-            usize::try_from(len).ok()?,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_NORESERVE | anonymous | fixed,
-            fd,
-            libc::off_t::try_from(offset).ok()?,
-        )
-    };
-    (mapped != libc::MAP_FAILED).then_some(mapped as u64)
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | fixed;
+    // SAFETY: at a fixed address it replaces a range that the caller owns.
+    unsafe { arena::map(at.unwrap_or(0), len, READ_WRITE, flags, file) }
 }
 
 /// Shared memory without a file, for memory that can't be exported.
@@ -236,21 +225,10 @@ pub(crate) fn unmap(at: u64, len: u64) {
 }
 
 /// Replaces a range by reserved addresses without memory, or by fresh private memory.
-pub(crate) fn replace(at: u64, len: u64, accessible: bool) -> bool {
-    let protection = if accessible { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
-    let Ok(len) = usize::try_from(len) else { return false };
+pub(crate) fn replace(at: u64, len: u64, accessible: bool) {
+    let protection = if accessible { READ_WRITE } else { libc::PROT_NONE };
     // SAFETY: a range of addresses that the caller owns.
-    let mapped = unsafe {
-        libc::mmap(
-            at as *mut libc::c_void,
-            len,
-            protection,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
-            -1,
-            0,
-        )
-    };
-    mapped != libc::MAP_FAILED
+    unsafe { arena::map(at, len, protection, LAZY | libc::MAP_FIXED, None) };
 }
 
 /// How often this process holds each object: the shared state knows only whether.

@@ -14,6 +14,7 @@
 use crate::abi::{
     Header, Result, enliven, exports, exports_both, get, handle, kill, object, resolve,
 };
+use crate::arena::{self, READ_WRITE};
 use crate::capture;
 use crate::driver::{Device, driver, lock};
 use crate::graph::Kind;
@@ -204,18 +205,15 @@ fn import(description: &Description) -> Result<&'static Semaphore> {
     if description.kind != TIMELINE_FD {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
-    let (fd, bytes) = (description.fd, size_of::<u64>());
-    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-    // SAFETY: a fresh mapping, which disturbs nobody's memory; the kernel judges the descriptor.
-    let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, flags, fd, 0) };
-    if at == libc::MAP_FAILED {
-        return Err(CUDA_ERROR_INVALID_HANDLE);
-    }
+    let (fd, bytes) = (description.fd, size_of::<u64>() as u64);
+    // SAFETY: at no fixed address; the kernel judges the descriptor.
+    let at = unsafe { arena::map(0, bytes, READ_WRITE, libc::MAP_SHARED, Some((fd, 0))) };
+    let at = at.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
     // "Ownership of the file descriptor is transferred to the CUDA driver when the handle is imported
     // successfully."
     // SAFETY: the caller gave it away.
     unsafe { libc::close(fd) };
-    let semaphore = Semaphore { header: Header::new(), at: at as u64 };
+    let semaphore = Semaphore { header: Header::new(), at };
     Ok(enliven(Box::leak(Box::new(semaphore))))
 }
 

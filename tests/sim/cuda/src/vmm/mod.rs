@@ -9,6 +9,7 @@ mod multicast;
 pub use multicast::*;
 
 use crate::abi::{Result, exports, get, put};
+use crate::arena;
 use crate::driver::{Device, Driver, driver, lock};
 use crate::ipc::{self, Header, SharedFile, What};
 use crate::pool::{HANDLE_FABRIC, HANDLE_FD, Location};
@@ -307,21 +308,9 @@ impl Vmm {
         }
         let align = align.max(granularity(driver));
         let want = len.checked_add(align).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        // SAFETY: fresh reserved addresses, without MAP_FIXED.
-        let from = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                usize::try_from(want).unwrap_or(usize::MAX),
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if from == libc::MAP_FAILED {
-            return Err(CUDA_ERROR_OUT_OF_MEMORY);
-        }
-        let from = from as u64;
+        // SAFETY: at no fixed address.
+        let from = unsafe { arena::map(0, want, libc::PROT_NONE, arena::LAZY, None) };
+        let from = from.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let start = from.next_multiple_of(align);
         if start > from {
             ipc::unmap(from, start - from);
