@@ -121,13 +121,18 @@ impl Memory {
 
     /// The allocation that contains `[address, address + len)`, and where it begins.
     pub(crate) fn find(&self, address: u64, len: u64) -> Option<(u64, &Allocation)> {
+        self.containing(address, len, len.min(1))
+    }
+
+    /// The same where mappings allow this access: `CU_MEM_ACCESS_FLAGS_*`.
+    fn containing(&self, address: u64, len: u64, access: u64) -> Option<(u64, &Allocation)> {
         let (&start, a) = self.by_start.range(..=address).next_back()?;
         let end = address.checked_add(len)?;
-        if a.is_mapped() {
-            let found = address < start + a.size && self.spans(start, end, len.min(1));
-            return found.then_some((start, a));
-        }
-        (address < start + a.size.max(1) && end <= start + a.size).then_some((start, a))
+        let found = match a.is_mapped() {
+            true => address < start + a.size && self.spans(start, end, access),
+            false => address < start + a.size.max(1) && end <= start + a.size,
+        };
+        found.then_some((start, a))
     }
 
     /// Whether adjacent mappings from `start` reach to `end`, each with this access.
@@ -147,17 +152,10 @@ impl Memory {
 
     /// As [`Memory::find`], and notes that the memory is written.
     pub(crate) fn touch(&mut self, address: u64, len: u64) -> Option<Kind> {
-        let (&start, a) = self.by_start.range(..=address).next_back()?;
-        let end = address.checked_add(len)?;
-        if a.is_mapped() {
-            let kind = a.kind;
-            return (address < start + a.size && self.spans(start, end, 3)).then_some(kind);
-        }
+        let (start, _) = self.containing(address, len, 3)?;
         let a = self.by_start.get_mut(&start)?;
-        (end <= start + a.size).then(|| {
-            a.touched = true;
-            a.kind
-        })
+        a.touched = true;
+        Some(a.kind)
     }
 
     /// Notes what begins at `start`.
