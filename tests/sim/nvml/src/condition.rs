@@ -5,8 +5,10 @@
 use crate::abi::{Result, exports, get, put};
 use crate::device::without_mig;
 use crate::state::{Device, device, device_even_lost, handle_of, session};
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_longlong, c_uint, c_ulonglong, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tessera_cuda::nvml::{
     NVML_ERROR_ARGUMENT_VERSION_MISMATCH, NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED,
@@ -165,9 +167,7 @@ pub struct EventData {
 }
 const _: () = assert!(size_of::<EventData>() == 32);
 
-#[derive(Default)]
 struct Set {
-    alive: bool,
     /// Bit by GPU.
     gpus: u64,
     /// Next XID event to look at.
@@ -176,13 +176,15 @@ struct Set {
 
 type SetHandle = *mut c_void;
 
-/// By handle, which is the index plus one.
-static SETS: Mutex<Vec<Set>> = Mutex::new(Vec::new());
+/// By handle; those of sets that are gone mean nothing any more.
+static SETS: Mutex<BTreeMap<usize, Set>> = Mutex::new(BTreeMap::new());
+
+fn sets() -> MutexGuard<'static, BTreeMap<usize, Set>> {
+    SETS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn with<T>(handle: SetHandle, act: impl FnOnce(&mut Set) -> T) -> Result<T> {
-    let mut sets = SETS.lock().unwrap_or_else(PoisonError::into_inner);
-    let set = (handle as usize).checked_sub(1).and_then(|i| sets.get_mut(i));
-    set.filter(|s| s.alive).map(act).ok_or(NVML_ERROR_INVALID_ARGUMENT)
+    sets().get_mut(&(handle as usize)).map(act).ok_or(NVML_ERROR_INVALID_ARGUMENT)
 }
 
 /// The set's next event that has happened.
@@ -225,25 +227,16 @@ fn wait(handle: SetHandle, out: *mut EventData, timeout_ms: c_uint) -> Result<()
 
 exports! {
     fn nvmlEventSetCreate(out: *mut SetHandle) {
+        static LAST: AtomicUsize = AtomicUsize::new(0);
         let next = session()?.xids_written();
-        let mut sets = SETS.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = Set { alive: true, gpus: 0, next };
-        let index = match sets.iter().position(|s| !s.alive) {
-            Some(index) => {
-                sets[index] = new;
-                index
-            }
-            None => {
-                sets.push(new);
-                sets.len() - 1
-            }
-        };
-        put(out, (index + 1) as SetHandle)
+        let handle = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+        sets().insert(handle, Set { gpus: 0, next });
+        put(out, handle as SetHandle)
     }
 
     fn nvmlEventSetFree(set: SetHandle) {
         session()?;
-        with(set, |s| s.alive = false)
+        sets().remove(&(set as usize)).map(drop).ok_or(NVML_ERROR_INVALID_ARGUMENT)
     }
 
     fn nvmlDeviceGetSupportedEventTypes(handle: nvmlDevice_t, out: *mut c_ulonglong) {
