@@ -30,7 +30,7 @@ use crate::wait;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
-    /// List every error of a configuration, with line and key, also against this machine's GPUs
+    /// List every wrong value of a configuration, or else every contradiction, also with this machine's GPUs
     ///
     /// Exits 0 if it could be put in force, 1 if it could and would leave none of this machine's GPUs to
     /// sell, 64 if not.
@@ -108,15 +108,15 @@ fn read(path: &Path) -> anyhow::Result<Judged> {
 
 fn check(judged: &Judged) -> anyhow::Result<ExitCode> {
     let config = &judged.config;
+    let refused = |problems| ConfigError { file: config.source.file.clone(), problems };
+    if !judged.problems.is_empty() {
+        return Err(refused(judged.problems.clone()).into());
+    }
     let discovery = NvmlDiscovery::new(nvml_library(config));
-    let gpus = match judged.names_gpus() {
-        true => discovery.gpus(&config.gpus),
-        false => Err(DiscoveryError::Nvml("not asked: the file is bad".to_owned())),
-    };
-    let known = gpus.as_deref().unwrap_or_default();
-    let problems = capacity::check_all(known, judged);
+    let gpus = discovery.gpus(&config.gpus);
+    let problems = capacity::check_new(gpus.as_deref().unwrap_or_default(), config);
     if !problems.is_empty() {
-        return Err(ConfigError { file: config.source.file.clone(), problems }.into());
+        return Err(refused(problems).into());
     }
     match gpus {
         Ok(gpus) => {

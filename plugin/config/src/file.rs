@@ -133,12 +133,6 @@ impl Judged {
         Judged { config: Config { source, ..Config::default() }, text: String::new(), problems }
     }
 
-    /// Whether it could be read which GPUs it is about.
-    pub fn names_gpus(&self) -> bool {
-        let others = ["", "gpus", "gpus.include", "gpus.exclude"];
-        !self.problems.iter().any(|problem| others.contains(&problem.key.as_str()))
-    }
-
     /// Whether the file could not be read at all.
     pub fn is_unread(&self) -> bool {
         self.text.is_empty() && !self.problems.is_empty()

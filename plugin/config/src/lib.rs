@@ -6,6 +6,7 @@
 //! This crate may use `model` and `system`. It knows no GPU, kubelet or ledger, and starts nothing.
 #![forbid(unsafe_code)]
 
+mod between;
 pub mod file;
 mod form;
 mod grammar;
@@ -21,7 +22,6 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use parse::{Checks, line_of};
 use table::{section, table};
 
 pub use file::{ConfigFile, Judged, LoadedConfig, state_dir};
@@ -46,7 +46,7 @@ const MIB: u64 = 1 << 20;
 
 table! {
     /// The whole configuration.
-    pub struct Config: check {
+    pub struct Config {
         /// The extended resource that pods ask for.
         resource: Resource = Resource::default(), section();
         /// Which GPUs are shared, and how much of each is reserved.
@@ -94,13 +94,6 @@ table! {
     }
 }
 
-fn check(config: &Config, checks: &mut Checks<'_>) {
-    tables::check_terms(&config.layouts, checks);
-    tables::check_memory(config, checks);
-    tables::check_step(config, checks);
-    tables::check_api(config, checks);
-}
-
 /// Where each key was set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Source {
@@ -112,7 +105,7 @@ pub struct Source {
 
 impl Config {
     /// Reads `text` as TOML over the defaults.
-    /// Errors: All problems at once, each with key and line.
+    /// Errors: All wrong values, or else all contradictions, each with key and line.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         accept(parse::parse(text, None), None)
     }
@@ -150,7 +143,8 @@ impl Source {
 
     /// Where `key` was set; for one that was not, where the table that it belongs into begins.
     pub fn line(&self, key: &str) -> Option<usize> {
-        line_of(&self.lines, key)
+        let table = || key.rsplit_once('.').and_then(|(table, _)| self.lines.get(table));
+        self.lines.get(key).or_else(table).copied()
     }
 
     /// A sentence about `key`, with the place where it was set.

@@ -1,50 +1,38 @@
 //! Turns text into a [`Config`], and finds all faults of the text.
 //!
-//! **Once and certain.** A fault is noted where it is, and its consequences are not: a check between keys uses only keys
-//! that could be read. Where the text is no TOML, that alone is said: an error may change the meaning of what follows.
+//! **Once and certain.** A fault is noted where it is, and its consequences are not. Of a text that is not TOML the first
+//! error alone is said, because it may change the meaning of what follows; what must hold between keys is asked only where
+//! all values are right.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use tessera_model::printable;
-use toml::Spanned;
-use toml::de::{DeTable, Error};
+use toml::de::DeTable;
 
 use super::table::{join, read};
-use super::{Config, Source};
-
-/// Most bytes of a text of which every syntax error is looked for: it may have one at each byte, and the parser
-/// keeps them all.
-const SEARCHED: usize = 64 << 10;
+use super::{Config, Source, between};
 
 /// What the text says over the defaults, and all that is wrong with it. Where something is, the
 /// configuration is what could be read, good for nothing but to find files by.
 pub(super) fn parse(text: &str, file: Option<&Path>) -> (Config, Vec<Problem>) {
-    let mut report = Report::new(text);
+    let mut report = Report::new(text, file);
     let mut config = Config::default();
-    match root(text) {
+    match DeTable::parse(text) {
         Ok(root) => read("", root.get_ref(), &mut config, &mut report),
-        Err(errors) => {
-            for error in errors {
-                let start = error.span().map_or(0, |span| span.start);
-                report.fault("", start, error.message());
-            }
+        Err(error) => {
+            let start = error.span().map_or(0, |span| span.start);
+            report.fault("", start, error.message());
         }
     }
-    let Report { mut problems, lines, .. } = report;
-    problems.sort_by_key(Problem::place);
-    let source = Source { file: file.map(Path::to_owned), lines };
-    (Config { source, ..config }, problems)
-}
-
-/// The text's root, or its syntax errors; of a large text one.
-fn root(text: &str) -> Result<Spanned<DeTable<'_>>, Vec<Error>> {
-    if text.len() > SEARCHED {
-        return DeTable::parse(text).map_err(|error| vec![error]);
+    let Report { mut problems, source, .. } = report;
+    let config = Config { source, ..config };
+    if problems.is_empty() {
+        problems = between::check(&config);
     }
-    let (root, errors) = DeTable::parse_recoverable(text);
-    if errors.is_empty() { Ok(root) } else { Err(errors) }
+    problems.sort_by_key(Problem::place);
+    (config, problems)
 }
 
 /// What was found so far: where each key stands, and the faults.
@@ -52,18 +40,15 @@ pub(super) struct Report {
     /// Where lines end.
     ends: Vec<usize>,
     problems: Vec<Problem>,
-    pub(super) lines: BTreeMap<String, usize>,
-    /// Keys with a problem in them, of those that are declared.
-    bad: BTreeSet<String>,
+    source: Source,
 }
 
 impl Report {
-    fn new(text: &str) -> Self {
+    fn new(text: &str, file: Option<&Path>) -> Self {
         Report {
             ends: text.match_indices('\n').map(|(end, _)| end).collect(),
             problems: Vec::new(),
-            lines: BTreeMap::new(),
-            bad: BTreeSet::new(),
+            source: Source { file: file.map(Path::to_owned), ..Source::default() },
         }
     }
 
@@ -76,20 +61,14 @@ impl Report {
         self.problems.push(Problem::new(key, Some(self.line(offset)), message));
     }
 
-    /// Notes a problem with a key: at its line, or where its table begins.
-    pub(super) fn problem(&mut self, key: &str, message: &str) {
-        self.problems.push(Problem::new(key, line_of(&self.lines, key), message));
+    /// Notes that a key is missing in its table.
+    pub(super) fn missing(&mut self, key: &str, message: &str) {
+        self.problems.push(self.source.problem(key, message.to_owned()));
     }
 
-    /// Reads a declared key, whose value begins at `offset`, with `read`.
-    pub(super) fn within(&mut self, key: &str, offset: usize, read: impl FnOnce(&mut Self)) {
-        let line = self.line(offset);
-        self.lines.insert(key.to_owned(), line);
-        let before = self.problems.len();
-        read(self);
-        if self.problems.len() > before {
-            self.bad.insert(key.to_owned());
-        }
+    /// Notes where a declared key is set: its value begins at `offset`.
+    pub(super) fn stands(&mut self, key: &str, offset: usize) {
+        self.source.lines.insert(key.to_owned(), self.line(offset));
     }
 
     /// Notes every key of a table that is not declared.
@@ -116,56 +95,14 @@ impl Report {
     }
 }
 
-/// A table whose keys were read, to check what must hold between them.
-pub struct Checks<'r> {
-    pub(super) at: &'r str,
-    pub(super) report: &'r mut Report,
-}
-
-impl Checks<'_> {
-    /// Whether these keys of the table are known to be what the file says, or their defaults.
-    pub(super) fn are_sound(&self, keys: &[&str]) -> bool {
-        !keys.iter().any(|key| self.report.bad.contains(&join(self.at, key)))
-    }
-
-    /// Notes a problem with one of the table's keys: at the key's line, or where its table begins.
-    pub(super) fn problem(&mut self, key: &str, message: &str) {
-        self.report.problem(&join(self.at, key), message);
-    }
-}
-
-/// Where a key was set; for one that was not, where the table that it belongs into begins.
-pub(super) fn line_of(lines: &BTreeMap<String, usize>, key: &str) -> Option<usize> {
-    let table = || key.rsplit_once('.').and_then(|(table, _)| lines.get(table));
-    lines.get(key).or_else(table).copied()
-}
-
 /// The known key that a mistyped one most likely means.
 fn nearest<'k>(name: &str, known: &BTreeSet<&'k str>) -> Option<&'k str> {
-    // A name that is longer by so much means none of them.
-    let longest = known.iter().map(|candidate| candidate.len() + 2.max(candidate.len() / 3)).max();
     known
         .iter()
-        .filter(|_| longest.is_some_and(|longest| name.len() <= longest))
-        .map(|candidate| (distance(name, candidate), *candidate))
+        .map(|candidate| (strsim::levenshtein(name, candidate), *candidate))
         .filter(|(distance, candidate)| *distance <= 2.max(candidate.len() / 3))
         .min()
         .map(|(_, candidate)| candidate)
-}
-
-/// Levenshtein distance.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.bytes().enumerate() {
-            let substitute = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = substitute.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 /// Most problems of one configuration that an error lists; it gives the number of the others.

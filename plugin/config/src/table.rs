@@ -17,7 +17,7 @@
 //! | the schema, of which the chart's `values.schema.json` is made | [`super::keys::schema`] |
 //! | what differs between two configurations, and what of it waits for a restart | [`super::keys::differences`] |
 //!
-//! What must hold between keys is code: [`Table::check`].
+//! What must hold between keys is code: [`super::between`].
 //!
 //! **The schema and the reader agree.** The schema accepts every value that the reader accepts. It refuses
 //! what the reader refuses, but for what takes arithmetic on a quantity (more than 2⁶³ − 1, less than
@@ -35,7 +35,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::form::{Form, Leaf, Place, write_string, wrong_type};
 use crate::keys::{Row, Shown, Takes};
-use crate::parse::{Checks, Report};
+use crate::parse::Report;
 
 /// One key of a table; what it does goes through the field that has its value.
 pub struct Key<T> {
@@ -86,25 +86,22 @@ impl<T: 'static> Key<T> {
 pub trait Table: Clone + Default + 'static {
     /// In the order of `config.toml`.
     fn keys() -> Vec<Key<Self>>;
-
-    /// Notes what does not hold between keys.
-    fn check(&self, _: &mut Checks<'_>) {}
 }
 
-/// Reads a table over what `to` has: every key, and what must hold between them.
+/// Reads every key of a table over what `to` has.
 pub(super) fn read<T: Table>(key: &str, table: &DeTable<'_>, to: &mut T, report: &mut Report) {
     let declared = T::keys();
     for one in &declared {
         let key = join(key, one.name);
         match table.get(one.name) {
-            Some(value) => report.within(&key, value.span().start, |report| {
+            Some(value) => {
+                report.stands(&key, value.span().start);
                 (one.read)(Place { key: &key, value }, to, report);
-            }),
-            None => one.missing.into_iter().for_each(|message| report.problem(&key, message)),
+            }
+            None => one.missing.into_iter().for_each(|message| report.missing(&key, message)),
         }
     }
     report.unknown(key, table, &declared.iter().map(|one| one.name).collect());
-    to.check(&mut Checks { at: key, report });
 }
 
 /// The values of a table, by dotted keys.
@@ -192,10 +189,9 @@ macro_rules! either {
     (($($only:tt)+)) => { $($only)+ };
 }
 
-/// Declares a table; the module has an example. After the name, the function that checks what must hold
-/// between keys; after `+`, a field that is no key.
+/// Declares a table; the module has an example. After `+`, a field that is no key.
 macro_rules! table {
-    ($(#[$about:meta])* pub struct $Table:ident $(: $check:path)? {$(
+    ($(#[$about:meta])* pub struct $Table:ident {$(
         $(#[doc = $doc:literal])+
         $field:ident $(as $name:literal)?: $Type:ty = $default:expr, $form:expr
             $(, $takes:ident)? $(, required $missing:expr)?;
@@ -232,10 +228,6 @@ macro_rules! table {
                     ),
                 )+]
             }
-
-            $(fn check(&self, checks: &mut $crate::parse::Checks<'_>) {
-                $check(self, checks);
-            })?
         }
     };
 }
@@ -381,9 +373,8 @@ pub(crate) fn tables<T: Table>(empty: Option<&'static str>) -> Form<Vec<T>> {
             match entry.get_ref() {
                 DeValue::Table(found) => {
                     let mut value = T::default();
-                    report.within(&key, start, |report| {
-                        read(&key, found, &mut value, report);
-                    });
+                    report.stands(&key, start);
+                    read(&key, found, &mut value, report);
                     to.push(value);
                 }
                 other => report.fault(&key, start, &wrong_type("a table", other)),

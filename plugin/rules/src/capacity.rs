@@ -20,7 +20,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use tessera_config::{Config, Judged, MOST_PROBLEMS, Problem, TmpfsPolicy};
+use tessera_config::{Config, MOST_PROBLEMS, Problem, TmpfsPolicy};
 use tessera_model::gpu::Gpu;
 use tessera_model::quantity::{format_bytes, format_compared};
 use tessera_model::record::Record;
@@ -244,25 +244,10 @@ fn called(alike: &[&Gpu]) -> String {
     format!("each of GPUs {} ({})", places.join(", "), first.name)
 }
 
-/// What is wrong with a text, and with what it says on these GPUs. Of that, what no problem with the text may
-/// be the cause of: a key that is wrong counts as the least that it can be, and where there is no least, what
-/// depends on it is left out.
-pub fn check_all(gpus: &[Gpu], judged: &Judged) -> Vec<Problem> {
-    let mut found = Vec::new();
-    if judged.names_gpus() {
-        let is_bad = |key: &str| judged.problems.iter().any(|problem| problem.key == key);
-        let mut config = judged.config.clone();
-        if is_bad("gpus.reserve") {
-            config.gpus.reserve_bytes = 0;
-        }
-        if is_bad("gpus.context_overhead") {
-            config.gpus.context_overhead_bytes = Some(0);
-        }
-        found = check(gpus, &config);
-        found.extend(check_reserve(gpus, &config));
-        found.retain(|found| !judged.problems.iter().any(|bad| explains(bad, found)));
-    }
-    found.extend_from_slice(&judged.problems);
+/// As [`check`], of a configuration that somebody writes now: with a reserve that the driver alone takes more than.
+pub fn check_new(gpus: &[Gpu], config: &Config) -> Vec<Problem> {
+    let mut found = check(gpus, config);
+    found.extend(check_reserve(gpus, config));
     found.sort_by_key(Problem::place);
     found
 }
@@ -281,20 +266,6 @@ fn check_reserve(gpus: &[Gpu], config: &Config) -> Option<Problem> {
         format_bytes(gpu.reserve(0)),
     );
     Some(config.source.problem("gpus.reserve", message))
-}
-
-/// Whether a problem with the text may be the cause of one on a GPU.
-fn explains(bad: &Problem, found: &Problem) -> bool {
-    let idle = [".compute", ".placement", ".split", ".cores", ".resource"];
-    if idle.iter().any(|end| bad.key.ends_with(end)) {
-        return false;
-    }
-    let part = |key: &str| key.split('.').next().unwrap_or_default().to_owned();
-    let (bad_part, found_part) = (part(&bad.key), part(&found.key));
-    // Without its list, a layout may count for other GPUs.
-    let is_anywhere = bad.key == "layout" || bad.key.ends_with("].gpus") || bad.key == bad_part;
-    bad_part == found_part
-        || (is_anywhere && bad_part.starts_with("layout") && found_part != "gpus")
 }
 
 /// What is odd about a configuration on these GPUs and no error, a sentence each.

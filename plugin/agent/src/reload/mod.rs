@@ -224,31 +224,18 @@ impl Reloader {
         let path = file.path().display();
         lock(&self.state).attempted_unix_ms = unix_ms();
         let before = self.current.get();
-        let (mut config, mut problems) = (judged.config.clone(), judged.problems.clone());
+        let Judged { mut config, text, mut problems } = judged;
         let mut selection = None;
-        let gpus = match judged.names_gpus().then(|| self.select_gpus(&config)) {
-            Some(Ok(found)) => {
-                selection = found;
-                let agent = self.agent.get();
-                let here = |selection: &GpuSelection| selection.gpus.clone();
-                agent.map(|agent| {
-                    let known = || agent.inventory.catalogue().devices();
-                    selection.as_ref().map_or_else(known, here)
-                })
-            }
-            Some(Err(why)) if problems.is_empty() => {
-                problems.push(config.source.problem(
+        if problems.is_empty() {
+            match self.select_gpus(&config) {
+                Ok(found) => {
+                    selection = found;
+                    problems = self.impossible(&config, selection.as_ref());
+                }
+                Err(why) => problems.push(config.source.problem(
                     "gpus.include",
                     format!("takes effect only if the driver says what GPUs there are: {why}"),
-                ));
-                None
-            }
-            Some(Err(_)) | None => None,
-        };
-        if let Some(gpus) = gpus {
-            problems = capacity::check_all(&gpus, &judged);
-            if problems.is_empty() {
-                self.remark(&gpus, &config);
+                )),
             }
         }
         if !problems.is_empty() {
@@ -284,8 +271,8 @@ impl Reloader {
         if listed {
             self.say_unsold();
         }
-        self.keep(&judged.text);
-        self.accept(&judged.text, &changes, &waiting);
+        self.keep(&text);
+        self.accept(&text, &changes, &waiting);
         self.taken.fetch_add(1, Ordering::Relaxed);
         info!(
             %path, %why, changes = ?texts(&changes), after_a_restart = ?texts(&waiting),
@@ -298,6 +285,18 @@ impl Reloader {
         }
         response.changes = plan::changes(&changes);
         response.waiting = plan::changes(&waiting);
+    }
+
+    /// What is impossible on the GPUs of the node, if there is one; if nothing is, says what is odd.
+    fn impossible(&self, config: &Config, selection: Option<&GpuSelection>) -> Vec<Problem> {
+        let Some(agent) = self.agent.get() else { return Vec::new() };
+        let known = || agent.inventory.catalogue().devices();
+        let gpus = selection.map_or_else(known, |selection| selection.gpus.clone());
+        let problems = capacity::check_new(&gpus, config);
+        if problems.is_empty() {
+            self.remark(&gpus, config);
+        }
+        problems
     }
 
     /// What is odd, and no error.

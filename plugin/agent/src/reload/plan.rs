@@ -26,11 +26,11 @@ impl Reloader {
     /// What `text` would change in this plugin. Blocking: it may ask the driver.
     pub fn plan(&self, text: String, file: &Path) -> PlanResponse {
         let judged = Judged::of(text, file);
-        let (mut config, mut problems) = (judged.config.clone(), judged.problems.clone());
+        if !judged.problems.is_empty() {
+            return refused(&judged.problems);
+        }
+        let mut config = judged.config;
         let Some(node) = self.agent.get() else {
-            if !problems.is_empty() {
-                return refused(&problems);
-            }
             let waits = "the plugin waits for GPUs: what they would be cut into is not known";
             let differences = keys::differences(&self.current.get(), &config);
             let changes = planned(&differences, &config);
@@ -42,17 +42,15 @@ impl Reloader {
         let mut notes = Vec::new();
         let sold = node.inventory.catalogue();
         let mut gpus = sold.devices();
-        if judged.names_gpus() {
-            match self.select_gpus(&config) {
-                Ok(Some(selection)) => gpus = selection.gpus,
-                Ok(None) => {}
-                Err(why) => notes.push(format!(
-                    "which GPUs gpus.include and gpus.exclude leave is not known, and without that the \
-                     configuration would be refused: {why}"
-                )),
-            }
-            problems = capacity::check_all(&gpus, &judged);
+        match self.select_gpus(&config) {
+            Ok(Some(selection)) => gpus = selection.gpus,
+            Ok(None) => {}
+            Err(why) => notes.push(format!(
+                "which GPUs gpus.include and gpus.exclude leave is not known, and without that the \
+                 configuration would be refused: {why}"
+            )),
         }
+        let problems = capacity::check_new(&gpus, &config);
         if !problems.is_empty() {
             return refused(&problems);
         }

@@ -14,11 +14,9 @@ use crate::grammar::{
     DEFAULT_PORT, LONGEST_FILTER, addresses, addresses_schema, any_name, everywhere,
     filter_pattern, log_filter, show_addresses,
 };
-use crate::parse::Checks;
 use crate::table::{inline, list, mapping, table};
 use crate::{
-    ApiAuthorisation, Config, DeviceListStrategy, Events, GpuNames, Inject, LogFormat, MIB,
-    TmpfsPolicy,
+    ApiAuthorisation, DeviceListStrategy, Events, GpuNames, Inject, LogFormat, MIB, TmpfsPolicy,
 };
 
 table! {
@@ -151,7 +149,7 @@ pub const CONTAINER_DRIVER_DIR: &str = "/usr/local/tessera/driver";
 
 table! {
     /// Where driver libraries and device nodes come from, beyond NVIDIA's own toolkit.
-    pub struct Driver: check_driver {
+    pub struct Driver {
         /// Host directory with libcuda and libnvidia-ml, mounted into containers at
         /// `/usr/local/tessera/driver`. Empty: NVIDIA's toolkit provides them.
         libraries: Option<PathBuf> = None, optional_path(), NewPods;
@@ -187,13 +185,6 @@ fn variable(name: &str) -> Result<String, String> {
 
 fn wrong_variable(name: &str, why: &str) -> String {
     format!("{name}: {why}")
-}
-
-fn check_driver(driver: &Driver, checks: &mut Checks<'_>) {
-    if driver.root.is_some() && driver.libraries.is_some() {
-        let message = "libraries are found below driver.root or lie in driver.libraries: set one";
-        checks.problem("root", message);
-    }
 }
 
 const HALF_A_MOUNT: &str = "each mount needs `host` and `container`";
@@ -268,29 +259,6 @@ table! {
         tls_cert: Option<PathBuf> = None, optional_path(), Restart;
         /// PEM file of its key.
         tls_key: Option<PathBuf> = None, optional_path(), Restart;
-    }
-}
-
-/// What must hold between the keys.
-pub(crate) fn check_api(config: &Config, checks: &mut Checks<'_>) {
-    let Api { listen, authorisation, tls_cert, tls_key } = &config.api;
-    let is_open = listen.iter().any(|address| !address.ip().is_loopback());
-    if *authorisation == ApiAuthorisation::None
-        && is_open
-        && checks.are_sound(&["api.listen", "api.authorisation"])
-    {
-        let text = "everybody in the network could read everything: write \"127.0.0.1:9481\", or set \
-                    api.authorisation to \"kubernetes\"";
-        checks.problem("api.listen", text);
-    }
-    if tls_cert.is_some() != tls_key.is_some() && checks.are_sound(&["api.tls_cert", "api.tls_key"])
-    {
-        let (has, lacks) = match tls_cert {
-            Some(_) => ("api.tls_cert", "api.tls_key"),
-            None => ("api.tls_key", "api.tls_cert"),
-        };
-        checks
-            .problem(has, &format!("set {lacks} too: a certificate is of no use without its key"));
     }
 }
 

@@ -5,11 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::json;
-use tessera_model::duration;
 
 use crate::MIB;
 use crate::form::{boolean, bytes, money, parsed, quoted, time, whole, word};
-use crate::parse::Checks;
 use crate::table::{mapping, table};
 use crate::words::{XIDS, XidAction};
 
@@ -32,7 +30,7 @@ const LONGEST: Duration = millis(1000);
 table! {
     /// How GPU time is divided among tenants that want it at the same time, where `share.compute` is not
     /// `none`.
-    pub struct Leases: check_leases {
+    pub struct Leases {
         /// How long a lease of the GPU lasts while other tenants wait.
         quantum: Duration = millis(5), time(SHORTEST, LONGEST);
         /// Shortest lease, used where many tenants wait; at most `compute.quantum`.
@@ -54,26 +52,13 @@ table! {
     }
 }
 
-fn check_leases(leases: &Leases, checks: &mut Checks<'_>) {
-    for (key, shorter, other, longer) in [
-        ("quantum_min", leases.quantum_min, "quantum", leases.quantum),
-        ("quantum", leases.quantum, "quantum_max", leases.quantum_max),
-        ("drain_min", leases.drain_min, "drain_max", leases.drain_max),
-    ] {
-        if shorter > longer && checks.are_sound(&[key, other]) {
-            let longer = duration::format(longer);
-            checks.problem(key, &format!("is longer than compute.{other} ({longer})"));
-        }
-    }
-}
-
 /// Of health.
 const BRIEF: Duration = millis(100);
 const DAY: Duration = hours(24);
 
 table! {
     /// When a GPU is no longer sold, and when it is again.
-    pub struct Health: check_health {
+    pub struct Health {
         /// How often each GPU is asked whether it answers.
         probe_interval: Duration = Duration::from_secs(10), time(BRIEF, DAY);
         /// Unanswered probes in a row after which a GPU counts as lost.
@@ -105,16 +90,6 @@ fn wrong_action(xid: &str, _: &str) -> String {
     format!("{xid}: must be one of {}", quoted::<XidAction>())
 }
 
-fn check_health(health: &Health, checks: &mut Checks<'_>) {
-    if health.recovery_max < health.recovery && checks.are_sound(&["recovery", "recovery_max"]) {
-        let message = format!(
-            "is shorter than health.recovery ({}); a relapse would recover sooner than a first fault",
-            duration::format(health.recovery)
-        );
-        checks.problem("recovery_max", &message);
-    }
-}
-
 impl Health {
     /// What an XID means.
     pub fn action(&self, xid: u64) -> XidAction {
@@ -126,7 +101,7 @@ impl Health {
 table! {
     /// What was: memory, GPU time, waits and refusals of each tenant and GPU, in a file beside `paths.ledger`. See
     /// [views.md](views.md#history).
-    pub struct History: check_history {
+    pub struct History {
         /// Whether the history is recorded, which `tessera history`, `recommend` and `waste` need. What was
         /// recorded stays.
         enabled: bool = true, boolean();
@@ -139,21 +114,6 @@ table! {
         keep_5m: Duration = hours(7 * 24), time(hours(24), hours(90 * 24));
         /// How long buckets of one hour are kept; no less than `history.keep_5m`.
         keep_1h: Duration = hours(35 * 24), time(hours(7 * 24), hours(800 * 24));
-    }
-}
-
-fn check_history(history: &History, checks: &mut Checks<'_>) {
-    for (key, coarser, other, finer) in [
-        ("keep_5m", history.keep_5m, "keep_10s", history.keep_10s),
-        ("keep_1h", history.keep_1h, "keep_5m", history.keep_5m),
-    ] {
-        if coarser < finer && checks.are_sound(&[key, other]) {
-            let message = format!(
-                "is shorter than history.{other} ({}); coarser buckets are kept at least as long as finer ones",
-                duration::format(finer)
-            );
-            checks.problem(key, &message);
-        }
     }
 }
 

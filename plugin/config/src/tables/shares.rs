@@ -1,20 +1,15 @@
 //! `[resource]`, `[gpus]`, `[share]`, `[[layout]]` and `[dra]`: what is shared, and what a share is.
 
-use std::collections::BTreeMap;
-
-use tessera_model::percent::{format_cores, format_percent};
-use tessera_model::quantity::format_compared;
 use tessera_model::replica::MAX_PER_GPU;
 use tessera_model::sharing::{Compute, Placement, Split};
 
 use crate::form::{
-    Amount, WHOLE_PERCENT, auto, boolean, bytes, cores, given, part_of_memory, part_of_time, whole,
-    whole_mib, word,
+    Amount, auto, boolean, bytes, cores, given, part_of_memory, part_of_time, whole, whole_mib,
+    word,
 };
 use crate::grammar::{any_name, gpu_name, resource_name};
-use crate::parse::Checks;
 use crate::table::{list, table, tables};
-use crate::{Config, MIB, NoExecute, SoldByOthers};
+use crate::{MIB, NoExecute, SoldByOthers};
 
 table! {
     /// The extended resource that pods ask for.
@@ -59,7 +54,7 @@ pub(super) const NO_MEMORY: &str = "is not more than 0: not one CUDA context wou
 
 table! {
     /// What one replica is.
-    pub struct Share: check_share {
+    pub struct Share {
         /// Replicas of each GPU. With fewer, the highest ones are retired; with more, new ones appear as far as
         /// there is room.
         replicas: u32 = 4, whole(1..=MAX_PER_GPU);
@@ -78,30 +73,6 @@ table! {
         /// [claims](dra.md#ask-for-a-share).
         split: Split = Split::Reject, word(), NewPods;
     }
-}
-
-fn check_share(share: &Share, checks: &mut Checks<'_>) {
-    if let Some(cores) = share.cores_millis.map(u64::from)
-        && cores * u64::from(share.replicas) > 1000
-        && checks.are_sound(&["cores", "replicas"])
-    {
-        let message = format!(
-            "{} replicas of {} are more than one GPU; lower cores or replicas",
-            share.replicas,
-            format_cores(cores),
-        );
-        checks.problem("cores", &message);
-    }
-}
-
-/// Why no replica can have so little `memory`, whatever GPUs there are.
-pub(super) fn too_little(memory: u64, gpus: &Gpus) -> Option<String> {
-    let overhead = gpus.context_overhead_bytes.filter(|overhead| memory <= *overhead)?;
-    let [memory, overhead] = format_compared(memory, overhead);
-    Some(format!(
-        "{memory} is not more than gpus.context_overhead ({overhead}): not one CUDA context would fit; \
-         raise the memory, or lower context_overhead if your GPUs need less"
-    ))
 }
 
 /// Two layouts as they stand in a file, for `config.toml`.
@@ -126,7 +97,7 @@ const NO_SHARES: &str = "must list at least one { resource = \"tessera.dev/gpu-l
 
 table! {
     /// Unequal shares of the GPUs that it names. The first layout that names a GPU applies to it.
-    pub struct Layout: check_sums {
+    pub struct Layout {
         /// GPUs that are divided so. The first layout that names a GPU applies to it, `[share]` to all others.
         gpus: Vec<String> = Vec::new(), list(gpu_name(),
             "list, as `gpus.include`", Some(NO_GPUS)), AtOnce, required NO_GPUS;
@@ -159,90 +130,6 @@ table! {
     }
 }
 
-/// What must hold between the shares of a layout, whatever GPUs there are; the rest is
-/// `tessera_rules::capacity`'s.
-fn check_sums(layout: &Layout, checks: &mut Checks<'_>) {
-    let shares = &layout.shares;
-    let mut seen = BTreeMap::new();
-    for (i, share) in shares.iter().enumerate().filter(|(_, share)| !share.resource.is_empty()) {
-        if let Some(first) = seen.insert(&share.resource, i) {
-            let message = format!(
-                "\"{}\" is shares[{first}] of this layout already; give each its own name, or \
-                 raise count",
-                share.resource
-            );
-            checks.problem(&format!("shares[{i}].resource"), &message);
-        }
-    }
-    // A share that is wrong counts with nothing: what is too much is so without it, what is left is not known.
-    let is_complete = checks.are_sound(&["shares"]);
-    let sum = |part: &dyn Fn(&LayoutShare) -> u64| -> u64 {
-        shares.iter().map(|share| part(share).saturating_mul(share.count.into())).sum()
-    };
-    let whole = u64::from(WHOLE_PERCENT);
-    let memory = sum(&|share| match share.memory {
-        Amount::Percent(part) => part.into(),
-        Amount::Auto | Amount::Exact(_) => 0,
-    });
-    if memory > whole {
-        let message = format!(
-            "the memory of all shares is {} of each GPU; lower memory or count to 100% or less \
-             together",
-            format_percent(memory)
-        );
-        checks.problem("shares", &message);
-    } else if is_complete
-        && memory == whole
-        && shares.iter().any(|share| share.memory == Amount::Auto)
-    {
-        let message = "memory = \"auto\" divides what the others leave, and they leave nothing; \
-                       lower theirs";
-        checks.problem("shares", message);
-    }
-    let cores = sum(&|share| share.cores.of(1000).unwrap_or(0));
-    let autos = sum(&|share| u64::from(share.cores == Amount::Auto));
-    if cores > 1000 {
-        let message = format!(
-            "the cores of all shares are {}, more than one GPU; lower cores or count",
-            format_cores(cores)
-        );
-        checks.problem("shares", &message);
-    } else if is_complete && 1000 - cores < autos {
-        let message = format!(
-            "cores = \"auto\" divides what the others leave, and {} are too little for {autos}; \
-             lower the others' cores",
-            format_cores(1000 - cores)
-        );
-        checks.problem("shares", &message);
-    }
-}
-
-/// What must hold between layouts: how kubelet is answered about a resource does not depend on the GPU.
-pub(crate) fn check_terms(layouts: &[Layout], checks: &mut Checks<'_>) {
-    let mut seen: BTreeMap<&str, (&LayoutShare, String)> = BTreeMap::new();
-    let all = layouts.iter().enumerate().flat_map(|(i, layout)| {
-        layout.shares.iter().enumerate().map(move |(j, share)| (i, j, share))
-    });
-    for (i, j, share) in all.filter(|(_, _, share)| !share.resource.is_empty()) {
-        let at = format!("layout[{i}].shares[{j}]");
-        let Some((before, first)) = seen.get(share.resource.as_str()) else {
-            seen.insert(&share.resource, (share, at));
-            continue;
-        };
-        let placement = ("placement", before.placement != share.placement);
-        for (key, differs) in [placement, ("split", before.split != share.split)] {
-            let (here, there) = (format!("{at}.{key}"), format!("{first}.{key}"));
-            if differs && checks.are_sound(&[&here, &there]) {
-                let message = format!(
-                    "{} has another one in {first}; it must be the same in all layouts",
-                    share.resource
-                );
-                checks.problem(&here, &message);
-            }
-        }
-    }
-}
-
 /// What is wrong with a step of 0.
 const NO_STEP: &str = "must be at least 1Mi; 64Mi is the default";
 
@@ -259,18 +146,5 @@ table! {
         /// What makes Kubernetes evict pods from a GPU. Else a GPU that is not sold gets no new pods, and those
         /// that it has go on.
         no_execute: Vec<NoExecute> = Vec::new(), list(word(), "list of `unhealthy`, `cordoned`", None);
-    }
-}
-
-/// What must hold between the step and a replica whose memory is written in bytes.
-pub(crate) fn check_step(config: &Config, checks: &mut Checks<'_>) {
-    let step = config.dra.memory_step_bytes;
-    let Some(share) = config.share.memory_bytes.filter(|share| *share < step) else { return };
-    if config.dra.enabled && checks.are_sound(&["dra.memory_step", "share.memory"]) {
-        let [step, share] = format_compared(step, share);
-        let message = format!(
-            "{step} is more than share.memory ({share}); lower the step, or raise the share"
-        );
-        checks.problem("dra.memory_step", &message);
     }
 }

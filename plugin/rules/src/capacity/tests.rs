@@ -2,7 +2,6 @@ use proptest::prelude::*;
 
 use super::*;
 use std::collections::BTreeMap;
-use tessera_config::Judged;
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::record::Grant;
 use tessera_model::sharing::Compute;
@@ -39,38 +38,6 @@ fn replicas_smaller_than_a_context_are_impossible() {
     let problems = check(&[gpu(16 * GIB)], &config);
     assert_eq!(problems.len(), 1);
     assert_eq!((problems[0].key.as_str(), problems[0].line), ("share.replicas", Some(2)));
-}
-
-/// What is impossible on a GPU is said beside what is wrong with the text, unless that may be its cause.
-#[test]
-fn a_fault_in_the_text_hides_nothing_that_is_impossible_anyway() {
-    let impossible = "[share]\nmemory = \"8Gi\"\n";
-    let layout = |memory: &str| {
-        format!(
-            "[[layout]]\ngpus = [\"GPU-b\"]\nshares = [{{ resource = \"a.b/c\", memory = {memory} }}]\n"
-        )
-    };
-    let large = layout("\"70Gi\"");
-    for (text, want) in [
-        (format!("{impossible}compute = 1\n"), &["share.memory", "share.compute"][..]),
-        (format!("{impossible}[gpus]\nreserve = \"12MB\"\n"), &["share.memory", "gpus.reserve"]),
-        (format!("{impossible}[gpus]\naudit_slack = 0\n"), &["share.memory", "gpus.audit_slack"]),
-        (format!("{impossible}replicas = \"four\"\n"), &["share.replicas"]),
-        (format!("{impossible}[gpus]\ninclude = 1\n"), &["gpus.include"]),
-        (format!("{impossible}{}", layout("1.5.2")), &[""]),
-        (
-            format!("{impossible}{}", layout("\"1x\"")),
-            &["share.memory", "layout[0].shares[0].memory"],
-        ),
-        (format!("{large}[share]\nmemroy = 1\n"), &["layout[0].shares", "share.memroy"]),
-        (format!("[gpus]\nreserve = \"1x\"\n{large}"), &["gpus.reserve", "layout[0].shares"]),
-    ] {
-        let judged = Judged::of(text.clone(), std::path::Path::new("file"));
-        let gpus = [gpu(16 * GIB), Gpu { memory_bytes: 16 * GIB, ..Gpu::example("GPU-b", 1) }];
-        let mut found: Vec<_> = check_all(&gpus, &judged).into_iter().map(|p| p.key).collect();
-        found.dedup();
-        assert_eq!(found, want, "{text}");
-    }
 }
 
 #[test]
@@ -168,10 +135,7 @@ fn what_the_driver_keeps_is_not_sold_whatever_the_reserve_says() {
 
 #[test]
 fn a_reserve_below_what_the_driver_keeps_is_refused_with_the_figure() {
-    let said = |text: &str| {
-        let judged = Judged::of(text.to_owned(), std::path::Path::new("config.toml"));
-        check_all(&[gpu(80 * GIB), h200()], &judged)
-    };
+    let said = |text: &str| check_new(&[gpu(80 * GIB), h200()], &Config::parse(text).unwrap());
     assert_eq!(said(""), [], "the default gives way");
     assert_eq!(said("[gpus]\nreserve = \"700Mi\"\n"), []);
     let problems = said("[gpus]\nreserve = \"512Mi\"\n");
