@@ -102,21 +102,22 @@ fn read(path: &Path) -> anyhow::Result<Judged> {
         });
     }
     let judged = ConfigFile { asked: Some(path.to_owned()) }.judge();
-    let error = ConfigError { file: Some(path.to_owned()), problems: judged.problems.clone() };
-    if error.is_forbidden() { Err(error.into()) } else { Ok(judged) }
+    match judged.error() {
+        Some(error) if error.is_forbidden() => Err(error.into()),
+        _ => Ok(judged),
+    }
 }
 
 fn check(judged: &Judged) -> anyhow::Result<ExitCode> {
     let config = &judged.config;
-    let refused = |problems| ConfigError { file: config.source.file.clone(), problems };
-    if !judged.problems.is_empty() {
-        return Err(refused(judged.problems.clone()).into());
+    if let Some(error) = judged.error() {
+        return Err(error.into());
     }
     let discovery = NvmlDiscovery::new(nvml_library(config));
     let gpus = discovery.gpus(&config.gpus);
     let problems = capacity::check_new(gpus.as_deref().unwrap_or_default(), config);
     if !problems.is_empty() {
-        return Err(refused(problems).into());
+        return Err(ConfigError { file: config.source.file.clone(), problems }.into());
     }
     match gpus {
         Ok(gpus) => {

@@ -65,12 +65,11 @@ impl ConfigFile {
     /// What `serve` and its like begin with: the file; where that is bad, the last good one.
     /// Errors: The file is bad, and there is no last good one: all problems at once.
     pub fn start(&self) -> Result<LoadedConfig, ConfigError> {
-        let Judged { config, text, problems } = self.judge();
-        if problems.is_empty() {
-            return Ok(LoadedConfig { config, text, refused: None });
-        }
-        let refused = ConfigError { file: Some(self.path().to_owned()), problems };
-        let Some((config, text)) = self.last_good(&config) else { return Err(refused) };
+        let judged = self.judge();
+        let Some(refused) = judged.error() else {
+            return Ok(LoadedConfig { config: judged.config, text: judged.text, refused: None });
+        };
+        let Some((config, text)) = self.last_good(&judged.config) else { return Err(refused) };
         Ok(LoadedConfig { config, text, refused: Some(refused) })
     }
 
@@ -80,13 +79,9 @@ impl ConfigFile {
     /// another than the one meant would be asked.
     pub fn for_asking(&self) -> Result<Config, ConfigError> {
         let judged = self.judge();
-        if judged.problems.is_empty() {
-            return Ok(judged.config);
-        }
-        let is_unread = judged.is_unread();
-        let error = ConfigError { file: Some(self.path().to_owned()), problems: judged.problems };
+        let Some(error) = judged.error() else { return Ok(judged.config) };
         let is_known = || !error.is_forbidden() && traced(self.path()).is_some();
-        if self.asked.is_some() && is_unread && !is_known() {
+        if self.asked.is_some() && judged.is_unread() && !is_known() {
             return Err(error);
         }
         let known = self.last_good(&judged.config);
@@ -131,6 +126,18 @@ impl Judged {
         let problems = vec![Problem::new("", None, &unread(error))];
         let source = Source { file: Some(file.to_owned()), ..Source::default() };
         Judged { config: Config { source, ..Config::default() }, text: String::new(), problems }
+    }
+
+    /// What is wrong, if anything is.
+    pub fn error(&self) -> Option<ConfigError> {
+        let file = self.config.source.file.clone();
+        let problems = self.problems.clone();
+        (!problems.is_empty()).then_some(ConfigError { file, problems })
+    }
+
+    /// The configuration, if nothing is wrong with it.
+    pub fn sound(self) -> Result<Config, ConfigError> {
+        self.error().map_or(Ok(self.config), Err)
     }
 
     /// Whether the file could not be read at all.

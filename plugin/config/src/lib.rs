@@ -107,24 +107,13 @@ impl Config {
     /// Reads `text` as TOML over the defaults.
     /// Errors: All wrong values, or else all contradictions, each with key and line.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        accept(parse::parse(text, None), None)
+        let (config, problems) = parse::parse(text, None);
+        Judged { config, text: String::new(), problems }.sound()
     }
 
     /// The file that was asked for, or [`DEFAULT_FILE`] where it exists, or the defaults.
     pub fn find(asked: Option<&Path>) -> Result<Self, ConfigError> {
-        let file = ConfigFile { asked: asked.map(Path::to_owned) };
-        let Judged { config, problems, .. } = file.judge();
-        accept((config, problems), Some(file.path()))
-    }
-}
-
-fn accept(
-    (config, problems): (Config, Vec<Problem>),
-    file: Option<&Path>,
-) -> Result<Config, ConfigError> {
-    match problems.is_empty() {
-        true => Ok(config),
-        false => Err(ConfigError { file: file.map(Path::to_owned), problems }),
+        ConfigFile { asked: asked.map(Path::to_owned) }.judge().sound()
     }
 }
 
