@@ -118,8 +118,8 @@ fn check_sums(key: &str, layout: &Layout, wrong: &mut Wrong<'_>) {
                        lower theirs";
         wrong(key, message.to_owned());
     }
-    let cores = sum(&|share| share.cores.of(1000).unwrap_or(0));
-    let autos = sum(&|share| u64::from(share.cores == Amount::Auto));
+    let cores = sum(&|share| share.cores_millis.unwrap_or(0).into());
+    let autos = sum(&|share| u64::from(share.cores_millis.is_none()));
     if cores > 1000 {
         let message = format!(
             "the cores of all shares are {}, more than one GPU; lower cores or count",

@@ -94,27 +94,27 @@ fn string<'v>(value: &'v DeValue<'_>) -> Result<&'v str, String> {
 /// Thousandths of a percent in a whole.
 pub const WHOLE_PERCENT: u32 = 100_000;
 
-/// The size of a layout's share, relative to the whole.
+/// The memory of a layout's share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
     /// What the others leave, evenly.
     Auto,
     /// Thousandths of a percent of the whole.
     Percent(u32),
-    /// So many units.
+    /// Bytes.
     Exact(u64),
 }
 
 impl Amount {
-    /// In units of the whole, rounded down; `None` for [`Amount::Auto`].
+    /// Of `whole` bytes, rounded down; `None` for [`Amount::Auto`].
     pub fn of(self, whole: u64) -> Option<u64> {
         match self {
             Amount::Auto => None,
-            Amount::Exact(units) => Some(units),
+            Amount::Exact(bytes) => Some(bytes),
             Amount::Percent(part) => {
-                let units = u128::from(whole) * u128::from(part) / u128::from(WHOLE_PERCENT);
+                let bytes = u128::from(whole) * u128::from(part) / u128::from(WHOLE_PERCENT);
                 // At most 100 %, so it fits.
-                Some(u64::try_from(units).unwrap_or(u64::MAX))
+                Some(u64::try_from(bytes).unwrap_or(u64::MAX))
             }
         }
     }
@@ -215,8 +215,12 @@ fn read_bytes(value: &DeValue<'_>, least: u64, less: &str) -> Result<u64, String
 /// A share of a GPU's time, thousandths.
 pub(crate) fn cores() -> Leaf<u32> {
     let accepts = "percentage; or quantity, GPUs, more than 0 and at most 1";
-    let schema = || quantity_or(cores_pattern(), &format!("|{}", grammar::percent()));
-    Leaf::new(accepts, schema, read_cores, |millis| write_cores((*millis).into()))
+    let schema = || {
+        let bound = json!({ "exclusiveMinimum": 0, "maximum": 1 });
+        quantity_or((grammar::part(1), bound), &format!("|{}", grammar::percent()))
+    };
+    let show = |millis: &u32| write_string(&format_cores((*millis).into()));
+    Leaf::new(accepts, schema, read_cores, show)
 }
 
 fn read_cores(value: &DeValue<'_>) -> Result<u32, String> {
@@ -273,39 +277,24 @@ pub(crate) fn auto<T: 'static>(leaf: Leaf<T>) -> Leaf<Option<T>> {
 
 /// `"auto"`, a percentage of a GPU's memory, or bytes, and what is wrong with none.
 pub(crate) fn part_of_memory(none: &'static str) -> Leaf<Amount> {
-    let parse = move |value: &DeValue<'_>| read_bytes(value, 1, none);
-    part("quantity, bytes, more than 0", || bytes_pattern(1), parse, write_bytes)
-}
-
-/// `"auto"`, or a part of a GPU's time.
-pub(crate) fn part_of_time() -> Leaf<Amount> {
-    let accepts = "quantity, GPUs, more than 0 and at most 1";
-    part(accepts, cores_pattern, |value| read_cores(value).map(u64::from), write_cores)
-}
-
-fn part(
-    accepts: &str,
-    pattern: fn() -> (String, Value),
-    exact: impl Fn(&DeValue<'_>) -> Result<u64, String> + 'static,
-    write: fn(u64) -> String,
-) -> Leaf<Amount> {
     let parse = move |value: &DeValue<'_>| match value.as_str() {
         Some("auto") => Ok(Amount::Auto),
         Some(text) if text.ends_with('%') => percent(text).map(Amount::Percent),
-        _ => exact(value)
+        _ => read_bytes(value, 1, none)
             .map(Amount::Exact)
             .map_err(|why| format!("{why}, a percentage such as \"25%\", or \"auto\"")),
     };
-    let schema = move || {
-        let (pattern, bound) = pattern();
+    let schema = || {
+        let (pattern, bound) = bytes_pattern(1);
         quantity_or((format!("auto|{pattern}"), bound), &format!("|{}", grammar::percent()))
     };
-    let show = move |amount: &Amount| match *amount {
+    let show = |amount: &Amount| match *amount {
         Amount::Auto => write_string("auto"),
         Amount::Percent(part) => write_string(&format_percent(part.into())),
-        Amount::Exact(units) => write(units),
+        Amount::Exact(bytes) => write_bytes(bytes),
     };
-    Leaf::new(format!("`auto`; or percentage; or {accepts}"), schema, parse, show)
+    let accepts = "`auto`; or percentage; or quantity, bytes, more than 0";
+    Leaf::new(accepts, schema, parse, show)
 }
 
 /// The schema of a quantity, a string of this pattern or a number within this bound, or another string.
@@ -321,10 +310,6 @@ fn bytes_pattern(least: u64) -> (String, Value) {
         Some(less) => (format!(r"\+?{}", grammar::POSITIVE), json!({ "exclusiveMinimum": less })),
     };
     (number + grammar::SUFFIX, bound)
-}
-
-fn cores_pattern() -> (String, Value) {
-    (grammar::part(1), json!({ "exclusiveMinimum": 0, "maximum": 1 }))
 }
 
 fn quantity(
@@ -364,11 +349,6 @@ fn write_bytes(bytes: u64) -> String {
         Some((bits, suffix)) => write_string(&format!("{}{suffix}", bytes >> bits)),
         None => bytes.to_string(),
     }
-}
-
-/// A share of a GPU's time, of thousandths.
-fn write_cores(millis: u64) -> String {
-    write_string(&format_cores(millis))
 }
 
 /// A value for which the file has a few words.

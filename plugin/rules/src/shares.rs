@@ -3,7 +3,7 @@
 
 use crate::capacity::{Capacity, ReplicaLimit};
 use strum::IntoStaticStr;
-use tessera_config::{Amount, Config};
+use tessera_config::{Amount, Config, LayoutShare};
 use tessera_model::gpu::Gpu;
 use tessera_model::sharing::{Compute, Placement, Split};
 
@@ -62,10 +62,10 @@ pub fn cut(gpu: &Gpu, config: &Config) -> Vec<Share> {
         return vec![equal(gpu, config)];
     };
     let sellable = Capacity::of(gpu, config).sellable();
-    let memory: Vec<_> = layout.shares.iter().map(|share| (share.count, share.memory)).collect();
-    let cores: Vec<_> = layout.shares.iter().map(|share| (share.count, share.cores)).collect();
-    let memory = divide(sellable, &memory, GRAIN_BYTES);
-    let cores = divide(WHOLE_MILLIS, &cores, 1);
+    let bytes = |share: &LayoutShare| (share.count, exact(share.memory, sellable));
+    let time = |share: &LayoutShare| (share.count, share.cores_millis.map(u64::from));
+    let memory = divide(sellable, layout.shares.iter().map(bytes), GRAIN_BYTES);
+    let cores = divide(WHOLE_MILLIS, layout.shares.iter().map(time), 1);
     let limits = memory.into_iter().zip(cores);
     layout
         .shares
@@ -84,16 +84,15 @@ pub fn cut(gpu: &Gpu, config: &Config) -> Vec<Share> {
 /// claim gets that says no size, and what a cluster without consumable capacity is offered.
 pub fn equal(gpu: &Gpu, config: &Config) -> Share {
     let share = &config.share;
-    let exact = |units: Option<u64>| units.map_or(Amount::Auto, Amount::Exact);
-    let memory = [(share.replicas, exact(share.memory_bytes))];
-    let cores = [(share.replicas, exact(share.cores_millis.map(u64::from)))];
+    let memory = [(share.replicas, share.memory_bytes)].into_iter();
+    let cores = [(share.replicas, share.cores_millis.map(u64::from))].into_iter();
     let sellable = Capacity::of(gpu, config).sellable();
     Share {
         resource: config.resource.name.clone(),
         count: share.replicas,
         limit: ReplicaLimit {
-            memory_bytes: divide(sellable, &memory, GRAIN_BYTES)[0],
-            cores_millis: millis(divide(WHOLE_MILLIS, &cores, 1)[0]),
+            memory_bytes: divide(sellable, memory, GRAIN_BYTES)[0],
+            cores_millis: millis(divide(WHOLE_MILLIS, cores, 1)[0]),
         },
         compute: share.compute,
     }
@@ -112,24 +111,28 @@ pub fn terms(resource: &str, config: &Config) -> Terms {
     }
 }
 
-/// What one of each gets of `whole`: what it says, and the automatic ones an even part of the rest.
-/// Parts that are not exact are rounded down to multiples of `grain`.
-fn divide(whole: u64, lines: &[(u32, Amount)], grain: u64) -> Vec<u64> {
-    let rounded = |units: u64| units - units % grain;
-    let fixed = |amount: Amount| match amount {
-        Amount::Exact(units) => Some(units),
-        other => other.of(whole).map(rounded),
-    };
-    let taken = lines.iter().fold(0u64, |sum, (count, amount)| {
-        sum.saturating_add(fixed(*amount).unwrap_or(0).saturating_mul(u64::from(*count)))
+/// Bytes of a GPU that has so many to sell; a part is rounded down.
+fn exact(amount: Amount, sellable: u64) -> Option<u64> {
+    match amount {
+        Amount::Exact(bytes) => Some(bytes),
+        part => part.of(sellable).map(|bytes| bytes - bytes % GRAIN_BYTES),
+    }
+}
+
+/// What one of each gets of `whole`: what it says, and those that say nothing an even part of the rest, rounded down to
+/// a multiple of `grain`.
+fn divide(
+    whole: u64,
+    lines: impl Iterator<Item = (u32, Option<u64>)> + Clone,
+    grain: u64,
+) -> Vec<u64> {
+    let taken = lines.clone().fold(0u64, |sum, (count, said)| {
+        sum.saturating_add(said.unwrap_or(0).saturating_mul(count.into()))
     });
-    let autos: u64 = lines
-        .iter()
-        .filter(|(_, amount)| *amount == Amount::Auto)
-        .map(|(count, _)| u64::from(*count))
-        .sum();
-    let even = rounded(whole.saturating_sub(taken).checked_div(autos).unwrap_or(0));
-    lines.iter().map(|(_, amount)| fixed(*amount).unwrap_or(even)).collect()
+    let autos: u64 =
+        lines.clone().filter(|(_, said)| said.is_none()).map(|(count, _)| u64::from(count)).sum();
+    let even = whole.saturating_sub(taken).checked_div(autos).unwrap_or(0);
+    lines.map(|(_, said)| said.unwrap_or(even - even % grain)).collect()
 }
 
 /// At most a whole GPU, as the configuration says.
@@ -255,34 +258,19 @@ mod tests {
         assert_eq!(equal(&claimed, &config).count, 5);
     }
 
-    fn amount() -> impl Strategy<Value = Amount> {
-        prop_oneof![Just(Amount::Auto), (1u32..=100_000).prop_map(Amount::Percent)]
-    }
-
     /// Lines whose percentages are at most a hundred together, as a layout's are.
     fn lines() -> impl Strategy<Value = Vec<(u32, Amount)>> {
-        prop::collection::vec((1u32..8, amount()), 1..6).prop_map(|mut lines| {
-            let sum: u64 = lines.iter().map(part).sum();
-            for (_, amount) in &mut lines {
-                if let Amount::Percent(part) = amount
-                    && sum > 100_000
-                {
-                    let scaled = u64::from(*part) * 100_000 / sum;
-                    *amount = match u32::try_from(scaled) {
-                        Ok(scaled @ 1..) => Amount::Percent(scaled),
-                        _ => Amount::Auto,
-                    };
-                }
+        let amount = prop_oneof![Just(Amount::Auto), (1u32..=100_000).prop_map(Amount::Percent)];
+        prop::collection::vec((1u32..8, amount), 1..6).prop_map(|mut lines| {
+            let mut left = 100_000;
+            for (count, amount) in &mut lines {
+                let Amount::Percent(part) = *amount else { continue };
+                let part = part.min(left / *count);
+                left -= part * *count;
+                *amount = if part == 0 { Amount::Auto } else { Amount::Percent(part) };
             }
             lines
         })
-    }
-
-    fn part((count, amount): &(u32, Amount)) -> u64 {
-        match amount {
-            Amount::Percent(part) => u64::from(*part) * u64::from(*count),
-            _ => 0,
-        }
     }
 
     proptest! {
@@ -290,11 +278,10 @@ mod tests {
         fn percentages_of_at_most_a_hundred_never_exceed_the_whole(
             whole in 0..200 * GIB,
             lines in lines(),
-            grain in prop_oneof![Just(1u64), Just(GRAIN_BYTES)],
         ) {
-            let each = divide(whole, &lines, grain);
+            let said = lines.iter().map(|(count, amount)| (*count, exact(*amount, whole)));
+            let each = divide(whole, said, GRAIN_BYTES);
             let sum: u64 = each.iter().zip(&lines).map(|(u, (n, _))| u * u64::from(*n)).sum();
-            prop_assert!(lines.iter().map(part).sum::<u64>() <= 100_000);
             prop_assert!(sum <= whole);
         }
     }

@@ -4,8 +4,7 @@ use tessera_model::replica::MAX_PER_GPU;
 use tessera_model::sharing::{Compute, Placement, Split};
 
 use crate::form::{
-    Amount, auto, boolean, bytes, cores, given, part_of_memory, part_of_time, whole, whole_mib,
-    word,
+    Amount, auto, boolean, bytes, cores, given, part_of_memory, whole, whole_mib, word,
 };
 use crate::grammar::{any_name, gpu_name, resource_name};
 use crate::table::{list, table, tables};
@@ -120,7 +119,7 @@ table! {
         memory: Amount = Amount::Auto, part_of_memory(NO_MEMORY), NewPods;
         /// Compute of one replica: a part of the GPU's time, rounded down to 0.1%. `auto` divides what the
         /// other shares leave.
-        cores: Amount = Amount::Auto, part_of_time(), NewPods;
+        cores_millis as "cores": Option<u32> = None, auto(cores()), NewPods;
         /// As `share.compute`, which it is where left out.
         compute: Option<Compute> = None, given(word()), NewPods;
         /// As `share.placement`, likewise; the same wherever the resource is sold.
