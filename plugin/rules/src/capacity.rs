@@ -184,28 +184,29 @@ const SPARES_BYTES: u64 = 3 * MIB;
 pub fn check(gpus: &[Gpu], config: &Config) -> Vec<Problem> {
     let mut problems = Vec::new();
     for alike in alike(gpus, config) {
-        let (gpu, name) = (alike[0], &called(&alike));
-        let capacity = Capacity::of(gpu, config);
-        if capacity.sellable() == 0 {
+        let (gpu, capacity) = (alike[0], Capacity::of(alike[0], config));
+        let kind = Kind {
+            name: called(&alike),
+            sellable: capacity.sellable(),
+            overhead: gpu.context_overhead(config.gpus.context_overhead_bytes),
+            config,
+        };
+        if kind.sellable == 0 {
             let message = format!(
-                "leaves nothing of {name} ({}); lower it or exclude the GPU",
+                "leaves nothing of {} ({}); lower it or exclude the GPU",
+                kind.name,
                 format_bytes(gpu.memory_bytes)
             );
-            problems.push(config.source.problem("gpus.reserve", message));
+            problems.push(kind.problem("gpus.reserve", message));
             continue;
         }
+        let share = shares::equal(gpu, config);
         match (front_end_of(gpu, config), shares::layout_of(gpu, config)) {
-            (FrontEnd::Dra, layout) => {
-                problems.extend(check_dra(gpu, name, capacity, layout, config));
-            }
+            (FrontEnd::Dra, layout) => problems.extend(kind.check_dra(layout, &share)),
             (FrontEnd::DevicePlugin, Some(layout)) => {
-                let cut = shares::cut(gpu, config);
-                problems.extend(check_layout(layout, gpu, name, capacity, &cut, config));
+                problems.extend(kind.check_layout(layout, &shares::cut(gpu, config)));
             }
-            (FrontEnd::DevicePlugin, None) => {
-                let share = shares::equal(gpu, config);
-                problems.extend(check_share(gpu, name, capacity, &share, config));
-            }
+            (FrontEnd::DevicePlugin, None) => problems.extend(kind.check_share(&share)),
         }
     }
     problems
@@ -318,119 +319,114 @@ fn idle_layouts(gpus: &[Gpu], config: &Config) -> Vec<String> {
     idle.take(MOST_PROBLEMS).map(sentence).chain(more).collect()
 }
 
-fn fits(capacity: Capacity, cut: &[Share]) -> bool {
-    let each = |share: &Share| {
-        std::iter::repeat_n(share.limit.memory_bytes, usize::try_from(share.count).unwrap_or(0))
-    };
-    let all: Vec<u64> = cut.iter().flat_map(each).collect();
-    judge(capacity.sellable(), &[], &all).free.into_iter().all(|fits| fits)
+/// GPUs that are alike.
+struct Kind<'c> {
+    name: String,
+    sellable: u64,
+    /// What a context takes of each.
+    overhead: u64,
+    config: &'c Config,
 }
 
-fn check_share(
-    gpu: &Gpu,
-    name: &str,
-    capacity: Capacity,
-    share: &Share,
-    config: &Config,
-) -> Option<Problem> {
-    let (each, count) = (share.limit.memory_bytes, share.count);
-    let (overhead, sellable) =
-        (gpu.context_overhead(config.gpus.context_overhead_bytes), capacity.sellable());
-    if each <= overhead {
-        let [each, takes] = format_compared(each, overhead);
-        let message = format!(
-            "{count} replicas of {name} get {each} each, which is not more than gpus.context_overhead \
-             ({takes}): not one CUDA context would fit; use at most {} replicas",
-            sellable / (overhead + MIB),
-        );
-        return Some(config.source.problem("share.replicas", message));
+impl Kind<'_> {
+    fn problem(&self, key: &str, message: String) -> Problem {
+        self.config.source.problem(key, message)
     }
-    if fits(capacity, std::slice::from_ref(share)) {
-        return None;
-    }
-    let fewer = match sellable / each {
-        0 => String::new(),
-        1 => ", or 1 replica".to_owned(),
-        fewer => format!(", or {fewer} replicas"),
-    };
-    let message = format!(
-        "{count} replicas of {} need {}, but {name} has {} beside the reserve; use at most {} \
-         each{fewer}",
-        format_bytes(each),
-        format_bytes(each.saturating_mul(u64::from(count))),
-        format_bytes(sellable),
-        format_bytes(sellable / u64::from(count) / MIB * MIB),
-    );
-    Some(config.source.problem("share.memory", message))
-}
 
-fn check_dra(
-    gpu: &Gpu,
-    name: &str,
-    capacity: Capacity,
-    layout: Option<usize>,
-    config: &Config,
-) -> Option<Problem> {
-    if let Some(layout) = layout {
-        let message = format!(
-            "names {name}, which layout[{layout}] cuts for the device plugin; a GPU has one seller: take it out \
-             of dra.gpus or out of the layout"
-        );
-        return Some(config.source.problem("dra.gpus", message));
+    fn fits(&self, cut: &[Share]) -> bool {
+        let each = |share: &Share| {
+            std::iter::repeat_n(share.limit.memory_bytes, usize::try_from(share.count).unwrap_or(0))
+        };
+        let all: Vec<u64> = cut.iter().flat_map(each).collect();
+        judge(self.sellable, &[], &all).free.into_iter().all(|fits| fits)
     }
-    let share = shares::equal(gpu, config);
-    let problem = check_share(gpu, name, capacity, &share, config);
-    let (step, each) = (config.dra.memory_step_bytes, share.limit.memory_bytes);
-    if problem.is_some() || step <= each {
-        return problem;
-    }
-    let [step, each] = format_compared(step, each);
-    let message = format!(
-        "{step} is more than one share of {name} ({each}); lower the step, or share.replicas"
-    );
-    Some(config.source.problem("dra.memory_step", message))
-}
 
-fn check_layout(
-    layout: usize,
-    gpu: &Gpu,
-    name: &str,
-    capacity: Capacity,
-    cut: &[Share],
-    config: &Config,
-) -> Vec<Problem> {
-    let overhead = gpu.context_overhead(config.gpus.context_overhead_bytes);
-    let mut problems = Vec::new();
-    for (i, share) in cut.iter().enumerate() {
-        let each = share.limit.memory_bytes;
-        if each <= overhead {
-            let [each, takes] = format_compared(each, overhead);
+    fn check_share(&self, share: &Share) -> Option<Problem> {
+        let Kind { name, sellable, overhead, .. } = self;
+        let (each, count) = (share.limit.memory_bytes, share.count);
+        if each <= *overhead {
+            let [each, takes] = format_compared(each, *overhead);
             let message = format!(
-                "each {} of {name} gets {each}, which is not more than gpus.context_overhead \
-                 ({takes}): not one CUDA context would fit; give it more, or lower the count",
-                share.resource,
+                "{count} replicas of {name} get {each} each, which is not more than gpus.context_overhead \
+                 ({takes}): not one CUDA context would fit; use at most {} replicas",
+                sellable / (overhead + MIB),
             );
-            let key = format!("layout[{layout}].shares[{i}].memory");
-            problems.push(config.source.problem(&key, message));
+            return Some(self.problem("share.replicas", message));
         }
-    }
-    if problems.is_empty() && !fits(capacity, cut) {
-        let all = |share: &Share| share.limit.memory_bytes.saturating_mul(share.count.into());
-        let needed = cut.iter().map(all).fold(0, u64::saturating_add);
-        let list: Vec<String> = cut
-            .iter()
-            .map(|s| format!("{} × {}", s.count, format_bytes(s.limit.memory_bytes)))
-            .collect();
+        if self.fits(std::slice::from_ref(share)) {
+            return None;
+        }
+        let fewer = match sellable / each {
+            0 => String::new(),
+            1 => ", or 1 replica".to_owned(),
+            fewer => format!(", or {fewer} replicas"),
+        };
         let message = format!(
-            "the shares need {} ({}), but {name} has {} beside the reserve; lower memory or count, \
-             or write percentages, which fit GPUs of any size",
-            format_bytes(needed),
-            list.join(", "),
-            format_bytes(capacity.sellable()),
+            "{count} replicas of {} need {}, but {name} has {} beside the reserve; use at most {} \
+             each{fewer}",
+            format_bytes(each),
+            format_bytes(each.saturating_mul(u64::from(count))),
+            format_bytes(*sellable),
+            format_bytes(sellable / u64::from(count) / MIB * MIB),
         );
-        problems.push(config.source.problem(&format!("layout[{layout}].shares"), message));
+        Some(self.problem("share.memory", message))
     }
-    problems
+
+    fn check_dra(&self, layout: Option<usize>, share: &Share) -> Option<Problem> {
+        let name = &self.name;
+        if let Some(layout) = layout {
+            let message = format!(
+                "names {name}, which layout[{layout}] cuts for the device plugin; a GPU has one seller: take it \
+                 out of dra.gpus or out of the layout"
+            );
+            return Some(self.problem("dra.gpus", message));
+        }
+        let problem = self.check_share(share);
+        let (step, each) = (self.config.dra.memory_step_bytes, share.limit.memory_bytes);
+        if problem.is_some() || step <= each {
+            return problem;
+        }
+        let [step, each] = format_compared(step, each);
+        let message = format!(
+            "{step} is more than one share of {name} ({each}); lower the step, or share.replicas"
+        );
+        Some(self.problem("dra.memory_step", message))
+    }
+
+    fn check_layout(&self, layout: usize, cut: &[Share]) -> Vec<Problem> {
+        let name = &self.name;
+        let mut problems = Vec::new();
+        for (i, share) in cut.iter().enumerate() {
+            let each = share.limit.memory_bytes;
+            if each <= self.overhead {
+                let [each, takes] = format_compared(each, self.overhead);
+                let message = format!(
+                    "each {} of {name} gets {each}, which is not more than gpus.context_overhead \
+                     ({takes}): not one CUDA context would fit; give it more, or lower the count",
+                    share.resource,
+                );
+                let key = format!("layout[{layout}].shares[{i}].memory");
+                problems.push(self.problem(&key, message));
+            }
+        }
+        if problems.is_empty() && !self.fits(cut) {
+            let all = |share: &Share| share.limit.memory_bytes.saturating_mul(share.count.into());
+            let needed = cut.iter().map(all).fold(0, u64::saturating_add);
+            let list: Vec<String> = cut
+                .iter()
+                .map(|s| format!("{} × {}", s.count, format_bytes(s.limit.memory_bytes)))
+                .collect();
+            let message = format!(
+                "the shares need {} ({}), but {name} has {} beside the reserve; lower memory or count, \
+                 or write percentages, which fit GPUs of any size",
+                format_bytes(needed),
+                list.join(", "),
+                format_bytes(self.sellable),
+            );
+            problems.push(self.problem(&format!("layout[{layout}].shares"), message));
+        }
+        problems
+    }
 }
 
 #[cfg(test)]
