@@ -116,7 +116,6 @@ impl<P: DevicePlugin> Driver<P> {
             while let Some(action) = todo.pop_front() {
                 match action {
                     Action::Wake(after) => wake = Some(Instant::now() + after),
-                    Action::CancelWake => wake = None,
                     Action::Report(phase) => self.report(phase),
                     Action::Register => self.register(),
                     Action::Verify => self.verify(),

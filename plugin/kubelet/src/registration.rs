@@ -53,10 +53,8 @@ pub(super) enum Action {
     Listen,
     /// Call Register, say `Accepted` or `Refused`.
     Register,
-    /// Say `Timer` after this time; replaces an earlier one.
+    /// Say `Timer` after this time; replaces an earlier one. A state that awaits none ignores it.
     Wake(Duration),
-    /// No `Timer`, please.
-    CancelWake,
     /// Tell how it stands.
     Report(Phase),
     /// Find out whether kubelet offers the resource, and say `NotOffered` if it does not.
@@ -158,17 +156,17 @@ impl Machine {
 
     fn register(&mut self) -> Vec<Action> {
         self.state = State::Registering;
-        vec![Action::CancelWake, Action::Register]
+        vec![Action::Register]
     }
 
     fn wait(&mut self) -> Vec<Action> {
         self.state = State::Waiting;
-        vec![Action::CancelWake, Action::Report(Phase::Waiting)]
+        vec![Action::Report(Phase::Waiting)]
     }
 
     fn listen_again(&mut self) -> Vec<Action> {
         self.state = State::Starting;
-        vec![Action::CancelWake, Action::Report(Phase::Waiting), Action::Listen]
+        vec![Action::Report(Phase::Waiting), Action::Listen]
     }
 
     fn live(&mut self) -> Vec<Action> {
@@ -220,7 +218,7 @@ mod tests {
 
     fn live() -> Machine {
         let mut machine = new();
-        assert_eq!(machine.on(LISTENING), [Action::CancelWake, Action::Register]);
+        assert_eq!(machine.on(LISTENING), [Action::Register]);
         assert_eq!(
             machine.on(Event::Accepted),
             [Action::Report(Phase::Accepted), Action::Wake(Duration::from_secs(10))]
@@ -242,7 +240,7 @@ mod tests {
         let mut machine = new();
         assert_eq!(
             machine.on(Event::Listening { kubelet: false }),
-            [Action::CancelWake, Action::Report(Phase::Waiting)]
+            [Action::Report(Phase::Waiting)]
         );
         assert!(machine.on(Event::KubeletAppeared).contains(&Action::Listen));
         assert!(machine.on(LISTENING).contains(&Action::Register));
@@ -286,7 +284,7 @@ mod tests {
                     waits.push(wait.as_millis());
                 }
             }
-            assert_eq!(machine.on(Event::Timer), [Action::CancelWake, Action::Register]);
+            assert_eq!(machine.on(Event::Timer), [Action::Register]);
         }
         assert_eq!(waits, [100, 200, 400, 800, 1000, 1000]);
     }
