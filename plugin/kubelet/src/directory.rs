@@ -12,7 +12,6 @@ use tessera_system::files;
 use tokio::time::Instant;
 
 use super::news::{self, News};
-use super::registration::Event;
 
 /// Characters of the resource's name in a socket's name, so that this fits into kubelet's directory.
 const MAX_SLUG: usize = 32;
@@ -68,40 +67,14 @@ impl Names {
 pub(super) struct Identity(files::Identity, Option<(i64, i64)>);
 
 impl Identity {
-    fn of(path: &Path) -> Option<Self> {
+    pub(super) fn of(path: &Path) -> Option<Self> {
         let meta = std::fs::symlink_metadata(path).ok()?;
         let changed = meta.created().is_err().then(|| (meta.ctime(), meta.ctime_nsec()));
         Some(Identity(files::Identity::of(&meta), changed))
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Snapshot {
-    pub(super) kubelet: Option<Identity>,
-    pub(super) own: Option<Identity>,
-}
-
-impl Snapshot {
-    pub(super) fn take(kubelet: &Path, own: &Path) -> Self {
-        Self { kubelet: Identity::of(kubelet), own: Identity::of(own) }
-    }
-
-    pub(super) fn events(&self, later: &Self) -> Vec<Event> {
-        let mut events = vec![];
-        match (self.kubelet, later.kubelet) {
-            (before, Some(now)) if before != Some(now) => events.push(Event::KubeletAppeared),
-            (Some(_), None) => events.push(Event::KubeletGone),
-            _ => {}
-        }
-        // A new kubelet brings a new socket of ours anyway.
-        if self.own.is_some() && later.own != self.own && events != [Event::KubeletAppeared] {
-            events.push(Event::SocketLost);
-        }
-        events
-    }
-}
-
-/// Tells when it is worth taking a new [`Snapshot`].
+/// Tells when it is worth a look at the sockets.
 #[derive(Debug)]
 pub(super) struct Watcher {
     dir: PathBuf,
@@ -175,40 +148,24 @@ mod tests {
         assert_eq!(Identity::of(&path), before);
     }
 
-    fn snapshot(dir: &Path) -> Snapshot {
-        Snapshot::take(&dir.join("kubelet.sock"), &dir.join("own.sock"))
-    }
-
     fn touch(path: &Path) {
         let _ = std::fs::remove_file(path);
         std::fs::write(path, "").unwrap();
     }
 
     #[test]
-    fn snapshots_tell_what_happened_even_if_the_inode_number_is_used_again() {
+    fn another_file_of_the_name_is_another_even_if_the_inode_number_is_used_again() {
         let dir = tempfile::tempdir().unwrap();
-        let (kubelet, own) = (dir.path().join("kubelet.sock"), dir.path().join("own.sock"));
-        touch(&own);
-        let nobody = snapshot(dir.path());
-        assert_eq!(nobody.events(&nobody), []);
-        touch(&kubelet);
-        let started = snapshot(dir.path());
-        assert_eq!(nobody.events(&started), [Event::KubeletAppeared]);
+        let path = dir.path().join("kubelet.sock");
+        assert_eq!(Identity::of(&path), None);
+        touch(&path);
+        let before = Identity::of(&path);
         // Kernel timestamps are as coarse as a tick: a few files later there is a new one.
-        let mut restarted = started;
-        for _ in 0..1_000_000 {
-            touch(&kubelet);
-            restarted = snapshot(dir.path());
-            if restarted != started {
-                break;
-            }
-        }
-        assert_eq!(started.events(&restarted), [Event::KubeletAppeared]);
-        std::fs::remove_file(&own).unwrap();
-        let wiped = snapshot(dir.path());
-        assert_eq!(restarted.events(&wiped), [Event::SocketLost]);
-        std::fs::remove_file(&kubelet).unwrap();
-        assert_eq!(wiped.events(&snapshot(dir.path())), [Event::KubeletGone]);
+        let mut again = std::iter::repeat_with(|| {
+            touch(&path);
+            Identity::of(&path)
+        });
+        assert!(again.by_ref().take(1_000_000).any(|now| now != before));
     }
 
     #[tokio::test]

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 
-use super::directory::{Names, Snapshot, Watcher};
+use super::directory::{Identity, Names, Watcher};
 use super::pod_resources::PodResources;
 use super::registration::{Action, Event, Machine};
 use super::service::{Events, Service};
@@ -43,7 +43,8 @@ pub(super) struct Driver<P> {
     reports: watch::Sender<BTreeMap<String, Report>>,
     names: Names,
     watcher: Watcher,
-    snapshot: Snapshot,
+    /// Kubelet's socket, as last seen.
+    seen: Option<Identity>,
     server: Option<Server>,
     /// Grows with every socket; what is said about an earlier one is void.
     generation: u64,
@@ -75,7 +76,7 @@ impl<P: DevicePlugin> Driver<P> {
             reports,
             names: Names::new(resource_name),
             watcher,
-            snapshot: Snapshot { kubelet: None, own: None },
+            seen: None,
             server: None,
             generation: 0,
             sender,
@@ -141,11 +142,9 @@ impl<P: DevicePlugin> Driver<P> {
             tokio::select! {
                 () = &mut shutdown => break,
                 () = &mut housekeeping, if !cleaned => cleaned = true,
-                () = self.watcher.changed() => {
-                    for event in self.look() {
-                        todo.extend(machine.on(event));
-                    }
-                }
+                () = self.watcher.changed() => if let Some(event) = self.look() {
+                    todo.extend(machine.on(event));
+                },
                 Some((generation, event)) = self.receiver.recv() => {
                     if generation == self.generation {
                         self.tell(&event);
@@ -172,7 +171,7 @@ impl<P: DevicePlugin> Driver<P> {
         }
         let socket = Socket::listen(&self.dir.join(self.names.next()), "end it first")?;
         self.generation += 1;
-        self.snapshot = Snapshot::take(&self.kubelet, &socket.0.path);
+        self.seen = Identity::of(&self.kubelet);
         self.server = Some(Server::start(socket, LIMITS, |stop| {
             DevicePluginServer::new(Service {
                 plugin: Arc::clone(&self.plugin),
@@ -193,7 +192,7 @@ impl<P: DevicePlugin> Driver<P> {
     }
 
     fn listening(&self) -> Event {
-        let kubelet = self.snapshot.kubelet.is_some();
+        let kubelet = self.seen.is_some();
         if !kubelet {
             let missing = format!("waiting for kubelet: there is no {}", self.kubelet.display());
             tracing::info!("{missing}");
@@ -215,22 +214,26 @@ impl<P: DevicePlugin> Driver<P> {
     }
 
     /// Looks at the directory; gives what has happened since the last look.
-    fn look(&mut self) -> Vec<Event> {
-        let own = self.server.as_ref().map_or(Path::new(""), |server| &server.socket.path);
-        let now = Snapshot::take(&self.kubelet, own);
-        let events = self.snapshot.events(&now);
-        self.snapshot = now;
-        for event in &events {
-            match event {
-                Event::KubeletAppeared => tracing::info!("kubelet has (re)started; registering"),
-                Event::KubeletGone => {
-                    tracing::info!("kubelet's socket is gone; waiting for it");
-                    self.failed("waiting for kubelet: its socket is gone");
-                }
-                _ => tracing::warn!("the plugin's socket was removed; making a new one"),
+    fn look(&mut self) -> Option<Event> {
+        let before = std::mem::replace(&mut self.seen, Identity::of(&self.kubelet));
+        match (before, self.seen) {
+            (None, None) => None,
+            (Some(_), None) => {
+                tracing::info!("kubelet's socket is gone; waiting for it");
+                self.failed("waiting for kubelet: its socket is gone");
+                Some(Event::KubeletGone)
+            }
+            // A new kubelet brings a new socket of ours anyway.
+            (before, now) if before != now => {
+                tracing::info!("kubelet has (re)started; registering");
+                Some(Event::KubeletAppeared)
+            }
+            _ => {
+                self.server.as_ref().filter(|server| server.socket.is_gone())?;
+                tracing::warn!("the plugin's socket was removed; making a new one");
+                Some(Event::SocketLost)
             }
         }
-        events
     }
 
     fn register(&mut self) {

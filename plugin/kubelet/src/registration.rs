@@ -29,7 +29,7 @@ pub(super) enum Event {
     /// `kubelet.sock` is there and is not the one seen before.
     KubeletAppeared,
     KubeletGone,
-    /// Our socket is gone from the directory, or is not ours any more.
+    /// Our socket is gone from the directory, and kubelet's is there.
     SocketLost,
     /// Kubelet accepted Register.
     Accepted,
@@ -111,9 +111,7 @@ impl Machine {
                     _ => self.wait(),
                 }
             }
-            // Without kubelet there is nothing to listen for; its return brings a new socket.
-            Event::SocketLost if self.kubelet => self.listen_again(),
-            Event::SocketLost => vec![],
+            Event::SocketLost => self.listen_again(),
             Event::Accepted => match self.state {
                 State::Registering if self.streams > 0 => self.live(),
                 State::Registering => {
@@ -290,22 +288,6 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_never_opens_or_ends_brings_a_new_socket() {
-        let mut machine = new();
-        machine.on(LISTENING);
-        machine.on(Event::Accepted);
-        assert!(machine.on(Event::Timer).contains(&Action::Wake(FIRST)));
-        assert!(machine.on(Event::Timer).contains(&Action::Listen));
-
-        let mut machine = live();
-        assert_eq!(
-            machine.on(Event::Closed),
-            [Action::Report(Phase::Waiting), Action::Wake(FIRST)]
-        );
-        assert!(machine.on(Event::Timer).contains(&Action::Listen));
-    }
-
-    #[test]
     fn only_the_last_stream_that_ends_counts() {
         let mut machine = live();
         machine.on(Event::Opened);
@@ -338,7 +320,6 @@ mod tests {
     fn kubelets_missing_door_does_not_matter_while_it_reads() {
         let mut machine = live();
         assert_eq!(machine.on(Event::KubeletGone), []);
-        assert_eq!(machine.on(Event::SocketLost), []);
         assert!(machine.on(Event::KubeletAppeared).contains(&Action::Listen));
     }
 
@@ -348,13 +329,6 @@ mod tests {
         machine.on(Event::KubeletGone);
         machine.on(Event::Closed);
         assert!(machine.on(Event::Timer).contains(&Action::Listen));
-        assert!(machine.on(LISTENING).contains(&Action::Register));
-    }
-
-    #[test]
-    fn a_wiped_socket_is_made_again() {
-        let mut machine = live();
-        assert!(machine.on(Event::SocketLost).contains(&Action::Listen));
         assert!(machine.on(LISTENING).contains(&Action::Register));
     }
 
