@@ -494,35 +494,28 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_what_was_asked_and_not_a_multiple_of_replicas() {
-        let plan = plan_share(&Catalogue::example(), &ask(vec![part("GPU-b", 3, 123)])).unwrap();
+    fn a_share_is_what_was_asked_of_each_gpu_and_parts_of_one_add_up() {
+        let parts = vec![part("GPU-b", 3, 700), part("GPU-a", 1, 123), part("GPU-b", 2, 400)];
+        let plan = plan_share(&Catalogue::example(), &ask(parts)).unwrap();
         let granted: Vec<_> = plan
             .grants
             .iter()
             .map(|g| (g.uuid.as_str(), g.memory_limit_bytes / GIB, g.cores_millis, g.compute))
             .collect();
-        assert_eq!(granted, [("GPU-b", 3, 123, Compute::Strict)]);
+        let strict = Compute::Strict;
+        assert_eq!(granted, [("GPU-a", 1, 123, strict), ("GPU-b", 5, 1000, strict)]);
         assert_eq!((plan.replicas.len(), plan.resource.as_str()), (0, ""));
         assert_eq!(plan.grants[0].context_overhead_bytes, 256 << 20);
     }
 
     #[test]
-    fn parts_of_one_gpu_add_up_and_gpus_stay_apart() {
-        let parts = vec![part("GPU-b", 3, 700), part("GPU-a", 1, 100), part("GPU-b", 2, 400)];
-        let plan = plan_share(&Catalogue::example(), &ask(parts)).unwrap();
-        let granted: Vec<_> = plan
-            .grants
-            .iter()
-            .map(|g| (g.uuid.as_str(), g.memory_limit_bytes / GIB, g.cores_millis))
-            .collect();
-        assert_eq!(granted, [("GPU-a", 1, 100), ("GPU-b", 5, 1000)]);
-    }
-
-    #[test]
     fn what_cannot_run_is_refused_by_name() {
-        let catalogue = Catalogue::example();
+        let mut catalogue = Catalogue::example();
+        catalogue.gpus.get_mut("GPU-b").unwrap().sick = Some("XID 79".into());
         let refused = |parts| plan_share(&catalogue, &ask(parts)).unwrap_err();
         assert_eq!(refused(vec![]), Refusal::Empty);
+        let sick = refused(vec![part("GPU-b", 1, 100)]);
+        assert!(matches!(sick, Refusal::Dead { .. }), "{sick}");
         assert_eq!(refused(vec![part("GPU-z", 1, 1)]), Refusal::UnknownGpu("GPU-z".into()));
         let small = Grant { memory_limit_bytes: 256 << 20, ..part("GPU-a", 0, 100) };
         let text = refused(vec![small]).to_string();
@@ -531,13 +524,5 @@ mod tests {
             let refusal = refused(vec![part("GPU-a", 1, cores)]);
             assert!(matches!(refusal, Refusal::BadCores { .. }), "{refusal}");
         }
-    }
-
-    #[test]
-    fn a_sick_gpu_gives_nothing() {
-        let mut catalogue = Catalogue::example();
-        catalogue.gpus.get_mut("GPU-a").unwrap().sick = Some("XID 79".into());
-        let wanted = ask(vec![part("GPU-a", 1, 100)]);
-        assert!(matches!(plan_share(&catalogue, &wanted), Err(Refusal::Dead { .. })));
     }
 }

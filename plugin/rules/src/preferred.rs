@@ -268,20 +268,42 @@ mod tests {
             .collect()
     }
 
-    fn choose(available: &[String], must: &[String], size: usize, how: Placement) -> Vec<String> {
-        choose_on(&Topology::default(), available, must, size, how)
+    /// A node, and how it is asked.
+    struct Node {
+        topology: Topology,
+        placement: Placement,
+        split: Split,
+        suspects: BTreeSet<String>,
     }
 
-    fn choose_on(
-        topology: &Topology,
+    impl Default for Node {
+        fn default() -> Self {
+            Node {
+                topology: Topology::default(),
+                placement: Placement::Packed,
+                split: Split::Spread,
+                suspects: BTreeSet::new(),
+            }
+        }
+    }
+
+    impl Node {
+        fn choose(&self, available: &[String], must: &[String], size: usize) -> Vec<String> {
+            let Node { placement, split, topology, suspects } = self;
+            let suspect = |uuid: &str| suspects.contains(uuid);
+            let (placement, split) = (*placement, *split);
+            let context = PlacementContext { placement, split, topology, suspect: &suspect };
+            preferred(available, must, size, &context)
+        }
+    }
+
+    fn choose(
         available: &[String],
         must: &[String],
         size: usize,
         placement: Placement,
     ) -> Vec<String> {
-        let split = Split::Spread;
-        let context = PlacementContext { placement, split, topology, suspect: &|_| false };
-        preferred(available, must, size, &context)
+        Node { placement, ..Node::default() }.choose(available, must, size)
     }
 
     /// GPU-a, GPU-b, … with the nearness that `pair` gives to their numbers.
@@ -339,7 +361,7 @@ mod tests {
             true => Nearness::Node,
             false => Nearness::System,
         });
-        let chosen = choose_on(&topology, &available, &[], 4, Placement::Packed);
+        let chosen = Node { topology, ..Node::default() }.choose(&available, &[], 4);
         assert_eq!(chosen, ids(&[("GPU-a", 0..2), ("GPU-c", 0..2)]));
     }
 
@@ -358,10 +380,10 @@ mod tests {
 
     #[test]
     fn linked_gpus_go_before_switched_and_those_before_the_rest() {
-        let topology = pairs_of_links();
-        for how in [Placement::Packed, Placement::Distributed] {
+        for placement in [Placement::Packed, Placement::Distributed] {
+            let node = Node { topology: pairs_of_links(), placement, ..Node::default() };
             let choose = |gpus, size| {
-                let chosen = choose_on(&topology, &all(gpus, 1), &[], size, how);
+                let chosen = node.choose(&all(gpus, 1), &[], size);
                 let sorted: BTreeSet<String> = chosen.into_iter().collect();
                 gpus_of(&sorted.into_iter().collect::<Vec<_>>())
             };
@@ -383,66 +405,46 @@ mod tests {
 
     #[test]
     fn distinct_gpus_are_near_to_each_other_and_chosen_by_placement() {
-        let choose = |topology: &Topology, available: &[String], size, placement| {
-            let split = Split::Distinct;
-            let context = PlacementContext { placement, split, topology, suspect: &|_| false };
-            let mut chosen = preferred(available, &[], size, &context);
+        let choose = |topology, available: &[String], size, placement| {
+            let node = Node { topology, placement, split: Split::Distinct, ..Node::default() };
+            let mut chosen = node.choose(available, &[], size);
             chosen.sort_unstable();
             gpus_of(&chosen)
         };
-        let linked = pairs_of_links();
         for how in [Placement::Packed, Placement::Distributed] {
-            assert_eq!(choose(&linked, &all("acdefg", 4), 2, how), "cd");
-            assert_eq!(choose(&linked, &all("abefgh", 4), 4, how), "efgh");
+            assert_eq!(choose(pairs_of_links(), &all("acdefg", 4), 2, how), "cd");
+            assert_eq!(choose(pairs_of_links(), &all("abefgh", 4), 4, how), "efgh");
         }
-        let plain = Topology::default();
         let available = ids(&[("GPU-a", 0..4), ("GPU-b", 1..4), ("GPU-c", 2..4)]);
-        assert_eq!(choose(&plain, &available, 2, Placement::Packed), "bc");
-        assert_eq!(choose(&plain, &available, 2, Placement::Distributed), "ab");
+        assert_eq!(choose(Topology::default(), &available, 2, Placement::Packed), "bc");
+        assert_eq!(choose(Topology::default(), &available, 2, Placement::Distributed), "ab");
     }
 
     #[test]
     fn what_must_be_included_draws_its_neighbour() {
-        let topology = pairs_of_links();
-        let must = all("f", 1);
-        let chosen = choose_on(&topology, &all("abcdefgh", 1), &must, 2, Placement::Packed);
-        assert_eq!(gpus_of(&chosen), "fe");
+        let node = Node { topology: pairs_of_links(), ..Node::default() };
+        assert_eq!(gpus_of(&node.choose(&all("abcdefgh", 1), &all("f", 1), 2)), "fe");
     }
 
     #[test]
     fn a_suspect_gpu_is_the_last_of_its_kind_but_before_a_split() {
-        let topology = pairs_of_links();
-        let choose = |gpus, size| {
-            let suspect = |uuid: &str| uuid == "GPU-a";
-            let context = PlacementContext {
-                placement: Placement::Packed,
-                split: Split::Spread,
-                topology: &topology,
-                suspect: &suspect,
-            };
-            gpus_of(&preferred(&all(gpus, 2), &[], size, &context))
-        };
-        assert_eq!(choose("abcdefgh", 1), "b");
-        assert_eq!(choose("a", 1), "a");
-        assert_eq!(choose("abcd", 4), "cd", "a and b would be as near");
-        let mut available = all("a", 2);
-        available.extend(all("bc", 1));
-        let suspect = |uuid: &str| uuid == "GPU-a";
-        let context = PlacementContext {
-            placement: Placement::Packed,
-            split: Split::Spread,
-            topology: &topology,
-            suspect: &suspect,
-        };
-        assert_eq!(gpus_of(&preferred(&available, &[], 2, &context)), "a");
+        let suspects = ["GPU-a".to_owned()].into();
+        let node = Node { topology: pairs_of_links(), suspects, ..Node::default() };
+        let choose = |available: &[String], size| gpus_of(&node.choose(available, &[], size));
+        assert_eq!(choose(&all("abcdefgh", 2), 1), "b");
+        assert_eq!(choose(&all("a", 2), 1), "a");
+        assert_eq!(choose(&all("abcd", 2), 4), "cd", "a and b would be as near");
+        assert_eq!(choose(&[all("a", 2), all("bc", 1)].concat(), 2), "a");
     }
 
     #[test]
     fn packed_stays_near_to_what_is_in_use_and_distributed_goes_away() {
-        let topology = pairs_of_links();
         // b is full, so its neighbour a is next, and the other pairs stay whole.
         let available = all("acdefgh", 2);
-        let choose = |how| gpus_of(&choose_on(&topology, &available, &[], 2, how));
+        let choose = |placement| {
+            let node = Node { topology: pairs_of_links(), placement, ..Node::default() };
+            gpus_of(&node.choose(&available, &[], 2))
+        };
         assert_eq!(choose(Placement::Packed), "a");
         assert_eq!(choose(Placement::Distributed), "e");
     }
@@ -453,10 +455,9 @@ mod tests {
             true => Nearness::NvLink(18),
             false => Nearness::System,
         });
-        let available = all("abcdefghijklmnop", 64);
+        let (node, available) = (Node { topology, ..Node::default() }, all("abcdefghijklmnop", 64));
         for size in [1, 64, 65, 300, 1024] {
-            let chosen = choose_on(&topology, &available, &[], size, Placement::Packed);
-            assert_eq!(chosen.len(), size);
+            assert_eq!(node.choose(&available, &[], size).len(), size);
         }
     }
 
@@ -514,15 +515,13 @@ mod tests {
                 offered.iter().copied().chain(held.iter().map(|(gpu, n)| (*gpu, *n))).collect();
             let available: Vec<String> = all.iter().copied().map(name).collect();
             let size = must.len() + extra;
-            let topology = Topology::default();
-            let suspect = |uuid: &str| suspects.iter().any(|gpu| uuid == format!("GPU-{gpu}"));
-            let context = PlacementContext {
+            let node = Node {
                 placement: if packed { Placement::Packed } else { Placement::Distributed },
                 split: Split::Distinct,
-                topology: &topology,
-                suspect: &suspect,
+                suspects: suspects.iter().map(|gpu| format!("GPU-{gpu}")).collect(),
+                ..Node::default()
             };
-            let chosen = preferred(&available, &must, size, &context);
+            let chosen = node.choose(&available, &must, size);
             let gpus: BTreeSet<_> = chosen.iter().map(|id| id.split("::").next()).collect();
             prop_assert_eq!(gpus.len(), chosen.len(), "{:?}", chosen);
             let possible = all.iter().map(|(gpu, _)| gpu).collect::<BTreeSet<_>>().len();
