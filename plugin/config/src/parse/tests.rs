@@ -115,6 +115,12 @@ fn each_mistake_says_what_is_wrong_and_what_to_do() {
         ("advice", "currency = \"\"", "such as \"EUR\""),
         ("advice", "memory_percentile = 0", "must be from 50 to 100"),
         ("advice", "window = \"5m\"", "not from 1h to 8784h"),
+        (
+            "api",
+            "authorisation = \"none\"\nlisten = \":80\"",
+            "api.listen: everybody in the network could read everything: write \"127.0.0.1:9481\"",
+        ),
+        ("api", "tls_key = \"/b\"", "api.tls_key: set api.tls_cert too"),
         ("compute", "quantum = \"0ms\"", "compute.quantum: \"0ms\" is not from 1ms to 1s"),
         ("compute", "quantum = \"30ms\"", "quantum: is longer than compute.quantum_max (20ms)"),
         ("compute", "quantum_min = \"6ms\"", "is longer than compute.quantum (5ms)"),
@@ -155,8 +161,17 @@ fn each_mistake_says_what_is_wrong_and_what_to_do() {
         let said = format!("{}: {}", found[0].key, found[0].message);
         assert!(said.contains(part), "{text}: {said}");
     }
-    // Off: the step divides nothing.
-    Config::parse("[dra]\nmemory_step = \"8Gi\"\n[share]\nmemory = \"4Gi\"").unwrap();
+    for good in [
+        "[api]\nauthorisation = \"none\"",
+        "[api]\nauthorisation = \"none\"\nlisten = \"[::1]:80\"",
+        "[api]\nauthorisation = \"none\"\nlisten = \"\"",
+        "[api]\nlisten = \":80\"",
+        "[api]\ntls_cert = \"/a\"\ntls_key = \"/b\"",
+        // Off: the step divides nothing.
+        "[dra]\nmemory_step = \"8Gi\"\n[share]\nmemory = \"4Gi\"",
+    ] {
+        assert!(Config::parse(good).is_ok(), "{good}");
+    }
 }
 
 #[test]
@@ -302,113 +317,70 @@ fn a_layout_is_read_with_percentages_quantities_and_defaults() {
     assert_eq!(config.layouts, [Layout { gpus, shares: vec![plain, full] }]);
 }
 
+/// That a text has one problem, at this place, whose message says this.
+fn has_one(text: &str, (key, line, message): (&str, usize, &str)) {
+    let found = problems(text);
+    assert_eq!(found.len(), 1, "{text}\n{found:?}");
+    assert_eq!((found[0].key.as_str(), found[0].line), (key, Some(line)), "{text}");
+    assert!(found[0].message.contains(message), "{text}\n{}", found[0].message);
+}
+
+fn layout(shares: &str) -> String {
+    format!("[[layout]]\ngpus = [\"*\"]\nshares = [\n{shares}\n]\n")
+}
+
 #[test]
-fn every_nonsense_in_a_layout_is_reported_at_its_place() {
-    let share = |text: &str| format!("[[layout]]\ngpus = [\"*\"]\nshares = [\n{text}\n]\n");
-    let shown = |text: &str| -> Vec<(String, Option<usize>, String)> {
-        problems(text).into_iter().map(|p| (p.key, p.line, p.message)).collect()
-    };
-    let cases = [
-        (
-            share(
-                "{ resource = \"a.b/c\", memory = \"60%\" },\n{ resource = \"a.b/d\", memory = \"50%\" }",
-            ),
-            ("layout[0].shares", Some(3), "is 110% of each GPU"),
-        ),
-        (
-            share("{ resource = \"a.b/c\", count = 3, memory = \"33.334%\" }"),
-            ("layout[0].shares", Some(3), "is 100.002% of each GPU"),
-        ),
-        (
-            share("{ resource = \"a.b/c\", memory = \"100%\" },\n{ resource = \"a.b/d\" }"),
-            ("layout[0].shares", Some(3), "they leave nothing"),
-        ),
-        (
-            share("{ resource = \"a.b/c\", count = 3, cores = \"400m\" }"),
-            ("layout[0].shares", Some(3), "are 120%, more than one GPU"),
-        ),
-        (
-            share(
-                "{ resource = \"a.b/c\", cores = \"998m\" },\n{ resource = \"a.b/d\", count = 3 }",
-            ),
-            ("layout[0].shares", Some(3), "0.2% are too little for 3"),
-        ),
-        (
-            share("{ resource = \"a.b/c\" },\n{ resource = \"a.b/c\" }"),
-            ("layout[0].shares[1].resource", Some(5), "is shares[0] of this layout already"),
-        ),
-        (
-            share("{ resource = \"gpu\" }"),
-            ("layout[0].shares[0].resource", Some(4), "has no domain"),
-        ),
-        (share("{ count = 1 }"), ("layout[0].shares[0].resource", Some(4), "is missing")),
-        (
-            share("{ resource = \"a.b/c\", count = 0 }"),
-            ("layout[0].shares[0].count", Some(4), "must be from 1 to 256"),
-        ),
-        (
-            share("{ resource = \"a.b/c\", memory = \"256Mi\" }")
-                + "[gpus]\ncontext_overhead = \"512Mi\"\n",
-            ("layout[0].shares[0].memory", Some(4), "not more than gpus.context_overhead"),
-        ),
-        (
-            share("{ resource = \"a.b/c\", memory = 0 }"),
-            ("layout[0].shares[0].memory", Some(4), "is not more than 0"),
-        ),
-        (
-            share("{ resource = \"a.b/c\", memory = \"101%\" }"),
-            ("layout[0].shares[0].memory", Some(4), "more than 0% and at most 100%"),
-        ),
-        (
-            share("{ resource = \"a.b/c\", memory = \"0%\" }"),
-            ("layout[0].shares[0].memory", Some(4), "more than 0% and at most 100%"),
-        ),
-        (
-            share("{ resource = \"a.b/c\", memory = \"half\" }"),
-            ("layout[0].shares[0].memory", Some(4), "a percentage such as \"25%\", or \"auto\""),
-        ),
-        (
-            share("{ resource = \"a.b/c\", cores = 25 }"),
-            ("layout[0].shares[0].cores", Some(4), "counts whole GPUs"),
-        ),
-        (
-            share("{ resource = \"a.b/c\", mem = \"1Gi\" }"),
-            ("layout[0].shares[0].mem", Some(4), "unknown key"),
-        ),
-        (
-            share("{ resource = \"a.b/c\", split = \"both\" }"),
-            ("layout[0].shares[0].split", Some(4), "is none of \"reject\", \"spread\""),
-        ),
-        (share(""), ("layout[0].shares", Some(3), "must list at least one")),
-        (
-            "[[layout]]\ngpus = [\"*\"]\n".to_owned(),
-            ("layout[0].shares", Some(1), "must list at least one"),
-        ),
-        (
-            "[[layout]]\nshares = [{ resource = \"a.b/c\" }]\n".to_owned(),
-            ("layout[0].gpus", Some(1), "must name GPUs"),
-        ),
-        (
-            "[[layout]]\ngpus = []\nshares = [{ resource = \"a.b/c\" }]\n".to_owned(),
-            ("layout[0].gpus", Some(2), "must name GPUs"),
-        ),
-        (
-            "[[layout]]\ngpus = [\"\"]\nshares = [{ resource = \"a.b/c\" }]\n".to_owned(),
-            ("layout[0].gpus", Some(2), "an empty name"),
-        ),
-        ("layout = 3\n".to_owned(), ("layout", Some(1), "must be an array of tables")),
-        (
-            "[[layout]]\ngpus = [\"0\"]\nshares = [{ resource = \"a.b/c\", split = \"spread\" }]\n\
-             [[layout]]\ngpus = [\"1\"]\nshares = [{ resource = \"a.b/c\" }]\n"
-                .to_owned(),
-            ("layout[1].shares[0].split", Some(6), "must be the same in all layouts"),
-        ),
-    ];
-    for (text, (key, line, message)) in cases {
-        let shown = shown(&text);
-        assert_eq!(shown.len(), 1, "{text}\n{shown:?}");
-        assert_eq!((shown[0].0.as_str(), shown[0].1), (key, line), "{text}");
-        assert!(shown[0].2.contains(message), "{text}\n{}", shown[0].2);
+fn shares_that_do_not_fit_together_are_reported_at_their_list() {
+    for (first, second, message) in [
+        ("memory = \"60%\"", "memory = \"50%\"", "is 110% of each GPU"),
+        ("count = 3, memory = \"33.334%\"", "count = 1", "is 100.002% of each GPU"),
+        ("memory = \"100%\"", "count = 1", "they leave nothing"),
+        ("count = 3, cores = \"400m\"", "count = 1", "are 120%, more than one GPU"),
+        ("cores = \"998m\"", "count = 3", "0.2% are too little for 3"),
+    ] {
+        let shares =
+            format!("{{ resource = \"a.b/c\", {first} }},\n{{ resource = \"a.b/d\", {second} }}");
+        has_one(&layout(&shares), ("layout[0].shares", 3, message));
+    }
+}
+
+#[test]
+fn every_nonsense_in_a_share_is_reported_at_its_line() {
+    for (key, value, message) in [
+        ("count", "0", "must be from 1 to 256"),
+        ("memory", "0", "is not more than 0"),
+        ("memory", "\"101%\"", "more than 0% and at most 100%"),
+        ("memory", "\"0%\"", "more than 0% and at most 100%"),
+        ("memory", "\"half\"", "a percentage such as \"25%\", or \"auto\""),
+        ("cores", "25", "counts whole GPUs"),
+        ("mem", "\"1Gi\"", "unknown key"),
+        ("split", "\"both\"", "is none of \"reject\", \"spread\""),
+    ] {
+        let shares = format!("{{ resource = \"a.b/c\", {key} = {value} }}");
+        has_one(&layout(&shares), (&format!("layout[0].shares[0].{key}"), 4, message));
+    }
+    let shares = "shares = [{ resource = \"a.b/c\" }]";
+    let twice = layout("{ resource = \"a.b/c\" },\n{ resource = \"a.b/c\" }");
+    let small = layout("{ resource = \"a.b/c\", memory = \"256Mi\" }")
+        + "[gpus]\ncontext_overhead = \"512Mi\"\n";
+    let differs = format!(
+        "[[layout]]\ngpus = [\"0\"]\nshares = [{{ resource = \"a.b/c\", split = \"spread\" }}]\n\
+         [[layout]]\ngpus = [\"1\"]\n{shares}\n"
+    );
+    for (text, problem) in [
+        (twice, ("layout[0].shares[1].resource", 5, "is shares[0] of this layout already")),
+        (layout("{ resource = \"gpu\" }"), ("layout[0].shares[0].resource", 4, "has no domain")),
+        (layout("{ count = 1 }"), ("layout[0].shares[0].resource", 4, "is missing")),
+        (small, ("layout[0].shares[0].memory", 4, "not more than gpus.context_overhead")),
+        (layout(""), ("layout[0].shares", 3, "must list at least one")),
+        ("[[layout]]\ngpus = [\"*\"]\n".into(), ("layout[0].shares", 1, "must list at least one")),
+        (format!("[[layout]]\n{shares}\n"), ("layout[0].gpus", 1, "must name GPUs")),
+        (format!("[[layout]]\ngpus = []\n{shares}\n"), ("layout[0].gpus", 2, "must name GPUs")),
+        (format!("[[layout]]\ngpus = [\"\"]\n{shares}\n"), ("layout[0].gpus", 2, "an empty name")),
+        ("layout = 3\n".into(), ("layout", 1, "must be an array of tables")),
+        (differs, ("layout[1].shares[0].split", 6, "must be the same in all layouts")),
+    ] {
+        has_one(&text, problem);
     }
 }
 

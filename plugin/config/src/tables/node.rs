@@ -261,30 +261,3 @@ table! {
         tls_key: Option<PathBuf> = None, optional_path(), Restart;
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use crate::Config;
-    #[test]
-    fn what_needs_no_token_is_on_loopback_alone_and_a_certificate_has_its_key() {
-        let problem = |text: &str| {
-            let parsed = Config::parse(&format!("[api]\n{text}"));
-            parsed
-                .err()
-                .map(|error| (error.problems[0].key.clone(), error.problems[0].message.clone()))
-        };
-        for good in [
-            "authorisation = \"none\"",
-            "authorisation = \"none\"\nlisten = \"[::1]:80\"",
-            "authorisation = \"none\"\nlisten = \"\"",
-            "listen = \":80\"",
-            "tls_cert = \"/a\"\ntls_key = \"/b\"",
-        ] {
-            assert_eq!(problem(good), None, "{good}");
-        }
-        let (key, text) = problem("authorisation = \"none\"\nlisten = \":80\"").unwrap();
-        assert!(key == "api.listen" && text.contains("127.0.0.1:9481"), "{key}: {text}");
-        let (key, text) = problem("tls_key = \"/b\"").unwrap();
-        assert!(key == "api.tls_key" && text.contains("set api.tls_cert"), "{key}: {text}");
-    }
-}
