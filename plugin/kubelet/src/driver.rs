@@ -97,21 +97,15 @@ impl<P: DevicePlugin> Driver<P> {
         // The first socket has been made in `new`.
         let mut todo: VecDeque<Action> = machine.on(self.listening()).into();
         let mut wake: Option<Instant> = None;
-        let mut housekeeping = Box::pin({
-            let (dir, names) = (self.dir.clone(), Names::new(&self.resource_name));
-            let own = self.endpoint();
-            async move {
-                // Two plugins for one resource are a mistake, but not one that silence would mend.
-                for socket in remove_stale(&dir, |name| names.is_ours(name) && name != own) {
-                    tracing::warn!(
-                        socket,
-                        "another running plugin serves this resource on this node; each will keep taking it from the \
-                         other: stop one"
-                    );
-                }
-            }
-        });
-        let mut cleaned = false;
+        let own = self.endpoint();
+        // Two plugins for one resource are a mistake, but not one that silence would mend.
+        for socket in remove_stale(&self.dir, |name| self.names.is_ours(name) && name != own) {
+            tracing::warn!(
+                socket,
+                "another running plugin serves this resource on this node; each will keep taking it from the other: \
+                 stop one"
+            );
+        }
         let mut shutdown = std::pin::pin!(shutdown);
         loop {
             while let Some(action) = todo.pop_front() {
@@ -141,7 +135,6 @@ impl<P: DevicePlugin> Driver<P> {
             };
             tokio::select! {
                 () = &mut shutdown => break,
-                () = &mut housekeeping, if !cleaned => cleaned = true,
                 () = self.watcher.changed() => if let Some(event) = self.look() {
                     todo.extend(machine.on(event));
                 },
