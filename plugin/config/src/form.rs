@@ -361,7 +361,7 @@ fn words<T: Words>() -> impl Iterator<Item = (&'static str, T)> {
 }
 
 /// The words in quotation marks.
-pub(crate) fn quoted<T: Words>() -> String {
+fn quoted<T: Words>() -> String {
     let words = words::<T>().map(|(word, _)| format!("\"{word}\""));
     words.collect::<Vec<_>>().join(", ")
 }

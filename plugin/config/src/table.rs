@@ -290,11 +290,10 @@ pub(crate) fn list<T: 'static>(
 }
 
 /// A table whose keys are the user's, read by `key`, which takes what the regular expression `keys` says; they come over
-/// those that are there. `wrong` says what is wrong with the value of a key. `each` has the entries compared one by one.
+/// those that are there. `each` has the entries compared one by one.
 pub(crate) fn mapping<K: Ord + ToString + 'static, T: 'static>(
     (key, keys): (fn(&str) -> Result<K, String>, &'static str),
     entry: Leaf<T>,
-    wrong: fn(&str, &str) -> String,
     accepts: &str,
     each: bool,
 ) -> Form<BTreeMap<K, T>> {
@@ -309,7 +308,7 @@ pub(crate) fn mapping<K: Ord + ToString + 'static, T: 'static>(
             match (key(text), parse(entry.get_ref())) {
                 (Ok(key), Ok(value)) => drop(to.insert(key, value)),
                 (Err(message), _) => report.fault(at.key, start, &message),
-                (_, Err(why)) => report.fault(at.key, start, &wrong(text, &why)),
+                (_, Err(why)) => report.fault(at.key, start, &format!("{text}: {why}")),
             }
         }
     };

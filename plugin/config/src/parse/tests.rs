@@ -143,7 +143,11 @@ fn each_mistake_says_what_is_wrong_and_what_to_do() {
         ("health", "recovery = \"0s\"", "not from 100ms to 24h"),
         ("health", "recovery = \"2h\"", "recovery: is longer than health.recovery_max (1h)"),
         ("health", "xid = { x = \"ignore\" }", "health.xid: \"x\" is no XID"),
-        ("health", "xid = { 79 = \"ignroe\" }", "must be one of \"ignore\", \"suspect\""),
+        (
+            "health",
+            "xid = { 79 = \"ignroe\" }",
+            "79: \"ignroe\" is none of \"ignore\", \"suspect\"",
+        ),
         ("health", "xid_default = \"none\"", "health.xid_default"),
         ("history", "size = \"1Mi\"", "history.size: must be at least 4Mi"),
         (

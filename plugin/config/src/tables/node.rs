@@ -168,7 +168,7 @@ table! {
         mounts: Vec<Mount> = Vec::new(), inline(), NewPods;
         /// Additional variables for every container. A pod's own variables take precedence.
         env: BTreeMap<String, String> = BTreeMap::new(),
-            mapping((variable, r"^[^=\x00]+$"), any_name(), wrong_variable, "table of strings", false), NewPods;
+            mapping((variable, r"^[^=\x00]+$"), any_name(), "table of strings", false), NewPods;
     }
 }
 
@@ -181,10 +181,6 @@ fn variable(name: &str) -> Result<String, String> {
         true => Err(format!("\"{name}\" cannot name a variable")),
         false => Ok(name.to_owned()),
     }
-}
-
-fn wrong_variable(name: &str, why: &str) -> String {
-    format!("{name}: {why}")
 }
 
 const HALF_A_MOUNT: &str = "each mount needs `host` and `container`";

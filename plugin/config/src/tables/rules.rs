@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::MIB;
-use crate::form::{boolean, bytes, money, parsed, quoted, time, whole, word};
+use crate::form::{boolean, bytes, money, parsed, time, whole, word};
 use crate::table::{mapping, table};
 use crate::words::{XIDS, XidAction};
 
@@ -78,16 +78,12 @@ table! {
         xid_default: XidAction = XidAction::Suspect, word();
         /// What single XIDs mean: changes rows of the [built-in table](health.md#xids).
         xid: BTreeMap<u32, XidAction> = XIDS.iter().map(|(xid, action, _)| (*xid, *action)).collect(),
-            mapping((xid, r"^\+?[0-9]+$"), word(), wrong_action, "table: XID = as `health.xid_default`", true);
+            mapping((xid, r"^\+?[0-9]+$"), word(), "table: XID = as `health.xid_default`", true);
     }
 }
 
 fn xid(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| format!("\"{text}\" is no XID; write 79 = …"))
-}
-
-fn wrong_action(xid: &str, _: &str) -> String {
-    format!("{xid}: must be one of {}", quoted::<XidAction>())
 }
 
 impl Health {
