@@ -2,10 +2,10 @@
 //! that are wiped, by inotify and by a periodic check of the files in case this misses something (overflow, no watch left,
 //! a file system without events).
 
+use std::hash::{BuildHasher, RandomState};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use tessera_model::short_name;
 use tessera_system::files;
@@ -16,12 +16,10 @@ use super::news::{self, News};
 /// Characters of the resource's name in a socket's name, so that this fits into kubelet's directory.
 const MAX_SLUG: usize = 32;
 
-/// Makes socket names that no other start of the plugin makes: `tessera-<resource>-<pid>-<start>-<n>.sock`.
-/// The start time is needed because in a container of its own the plugin's pid is always the same.
+/// Makes socket names that nothing else makes: `tessera-<resource>-<random>.sock`.
 #[derive(Debug)]
 pub(super) struct Names {
     prefix: String,
-    start_ms: u128,
 }
 
 impl Names {
@@ -35,29 +33,20 @@ impl Names {
             true => short_name::with_hash(&slug, MAX_SLUG, resource_name),
             false => slug,
         };
-        let start_ms =
-            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
-        Self { prefix: format!("tessera-{slug}-"), start_ms }
+        Self { prefix: format!("tessera-{slug}-") }
     }
 
+    /// Another one each time. Resources may differ in a character that the name does not show.
     pub(super) fn next(&self) -> String {
-        // Resources may differ in a character that the name does not show.
-        static COUNT: AtomicU32 = AtomicU32::new(1);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let (prefix, pid) = (&self.prefix, std::process::id());
-        format!("{prefix}{pid}-{:x}-{count}.sock", self.start_ms)
+        format!("{}{:016x}.sock", self.prefix, RandomState::new().hash_one(()))
     }
 
     /// Whether a plugin for the same resource may have made this name.
     pub(super) fn is_ours(&self, name: &str) -> bool {
-        name.strip_prefix(&self.prefix).and_then(|rest| rest.strip_suffix(".sock")).is_some_and(
-            |rest| {
-                let mut parts = rest.split('-');
-                let mut hex =
-                    || parts.next().is_some_and(|part| part.chars().all(|c| c.is_ascii_hexdigit()));
-                hex() && hex() && hex() && parts.next().is_none()
-            },
-        )
+        let random = name.strip_prefix(&self.prefix).and_then(|rest| rest.strip_suffix(".sock"));
+        random.is_some_and(|random| {
+            random.len() == 16 && random.bytes().all(|byte| byte.is_ascii_hexdigit())
+        })
     }
 }
 
@@ -128,8 +117,7 @@ mod tests {
             |leaf: &str| format!("shares.gpu.platform.example.com/{}-{leaf}", "x".repeat(60));
         let (a, b) = (Names::new(&long("a")), Names::new(&long("b")));
         let (name, other) = (a.next(), b.next());
-        // Larger pids and counts take up to six digits more.
-        assert!("/var/lib/kubelet/device-plugins/".len() + name.len() + 8 <= MAX_PATH, "{name}");
+        assert!("/var/lib/kubelet/device-plugins/".len() + name.len() <= MAX_PATH, "{name}");
         assert!(a.is_ours(&name) && !a.is_ours(&other), "{name} {other}");
         // Names that look alike get sockets of their own.
         assert_ne!(Names::new("a.b/c_d").next(), Names::new("a.b/c-d").next());
