@@ -6,7 +6,6 @@ use std::fmt;
 
 use serde_json::Value;
 
-use crate::table::Table;
 use crate::{Config, table};
 
 /// When a change of a key takes effect.
@@ -89,30 +88,27 @@ pub struct Shown {
     pub(super) takes: Takes,
 }
 
-/// What differs, in the order of `config.toml`.
+/// What differs, in the order of `config.toml`; what is gone comes last.
 pub fn differences(before: &Config, after: &Config) -> Vec<Difference> {
-    let values = |config, key: &table::Key<Config>| {
+    let values = |config: &Config| {
         let mut found = Vec::new();
-        (key.values)(config, key.name, &mut found);
+        table::values(config, "", &mut found);
         found
     };
-    let of = |key| {
-        let (before, after) = (values(before, key), values(after, key));
-        let find = |all: &[Shown]| -> BTreeMap<String, String> {
-            all.iter().map(|shown| (shown.key.clone(), shown.text.clone())).collect()
-        };
-        let (old, new) = (find(&before), find(&after));
-        let gone = before.into_iter().filter(|shown| !new.contains_key(&shown.key));
-        let difference = |shown: Shown| Difference {
-            before: old.get(&shown.key).cloned(),
-            after: new.get(&shown.key).cloned(),
-            key: shown.key,
-            takes: shown.takes,
-        };
-        let all = after.into_iter().chain(gone).map(difference);
-        all.filter(|difference| difference.before != difference.after).collect::<Vec<_>>()
+    let texts = |all: &[Shown]| -> BTreeMap<String, String> {
+        all.iter().map(|shown| (shown.key.clone(), shown.text.clone())).collect()
     };
-    Config::keys().iter().flat_map(of).collect()
+    let (before, after) = (values(before), values(after));
+    let (old, new) = (texts(&before), texts(&after));
+    let gone = before.into_iter().filter(|shown| !new.contains_key(&shown.key));
+    let difference = |shown: Shown| Difference {
+        before: old.get(&shown.key).cloned(),
+        after: new.get(&shown.key).cloned(),
+        key: shown.key,
+        takes: shown.takes,
+    };
+    let all = after.into_iter().chain(gone).map(difference);
+    all.filter(|difference| difference.before != difference.after).collect()
 }
 
 /// Gives `config` the values that `running` has of all keys that take a restart.

@@ -13,7 +13,7 @@ use regex::Regex;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::table::{Key, plain};
+use crate::table::{Key, Table, plain};
 use crate::tables::EXAMPLE;
 
 #[test]
