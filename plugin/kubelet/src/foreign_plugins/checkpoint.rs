@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
 use crate::foreign_plugins::Offer;
@@ -81,40 +82,39 @@ fn ids<'de, D: Deserializer<'de>>(read: D) -> Result<Vec<String>, D::Error> {
 
 /// The devices that kubelet wrote down as healthy. Blocking.
 pub fn offers(dir: &Path) -> Result<Vec<Offer>, String> {
-    read(dir, parse)
-}
-
-/// Which pods' containers hold what. Entries of pods that have ended may still be among them. Blocking.
-pub fn entries(dir: &Path) -> Result<Vec<Entry>, String> {
-    read(dir, parse_entries)
-}
-
-fn read<T>(dir: &Path, parse: fn(&str) -> Result<T, serde_json::Error>) -> Result<T, String> {
-    let path = dir.join(FILE);
-    let text =
-        files::text(&path, MAX_BYTES).map_err(|error| format!("{}: {error}", path.display()))?;
-    parse(&text).map_err(|error| format!("{}: {error}", path.display()))
-}
-
-fn parse_entries(text: &str) -> Result<Vec<Entry>, serde_json::Error> {
-    let held: Checkpoint<Held> = serde_json::from_str(text)?;
-    Ok(held.data.entries.unwrap_or_default())
-}
-
-fn parse(text: &str) -> Result<Vec<Offer>, serde_json::Error> {
-    let checkpoint: Checkpoint<Registered> = serde_json::from_str(text)?;
-    let devices = checkpoint.data.devices.unwrap_or_default().into_iter();
+    let registered: Registered = read(dir)?;
     let offer = |(resource, ids): (_, Option<_>)| Offer {
         resource,
         device_ids: ids.unwrap_or_default(),
         holder: None,
     };
-    Ok(devices.map(offer).collect())
+    Ok(registered.devices.unwrap_or_default().into_iter().map(offer).collect())
+}
+
+/// Which pods' containers hold what. Entries of pods that have ended may still be among them. Blocking.
+pub fn entries(dir: &Path) -> Result<Vec<Entry>, String> {
+    let held: Held = read(dir)?;
+    Ok(held.entries.unwrap_or_default())
+}
+
+fn read<T: DeserializeOwned>(dir: &Path) -> Result<T, String> {
+    let path = dir.join(FILE);
+    let wrong = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let text = files::text(&path, MAX_BYTES).map_err(|error| wrong(&error))?;
+    let read: Checkpoint<T> = serde_json::from_str(&text).map_err(|error| wrong(&error))?;
+    Ok(read.data)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What both readers say of a file.
+    fn parse(text: &str) -> (Result<Vec<Offer>, String>, Result<Vec<Entry>, String>) {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(FILE), text).unwrap();
+        (offers(dir.path()), entries(dir.path()))
+    }
 
     #[test]
     fn registered_devices_are_read_whatever_kubelet_wrote_the_rest() {
@@ -123,13 +123,13 @@ mod tests {
             "ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["GPU-a"]},"AllocResp":""}],
             "RegisteredDevices":{"nvidia.com/gpu":["GPU-a","GPU-b"],"example.com/none":null}},
             "Checksum":17}"#;
-        let found = parse(text).unwrap();
+        let found = parse(text).0.unwrap();
         assert_eq!(found.len(), 2);
         assert_eq!(found[0].device_ids, Vec::<String>::new());
         assert_eq!(found[1].resource, "nvidia.com/gpu");
         assert_eq!(found[1].device_ids, ["GPU-a", "GPU-b"]);
         let empty = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":null},"Checksum":1}"#;
-        assert_eq!(parse(empty).unwrap(), []);
+        assert_eq!(parse(empty), (Ok(vec![]), Ok(vec![])));
     }
 
     #[test]
@@ -140,22 +140,21 @@ mod tests {
             {"PodUID":"v","ContainerName":"d","ResourceName":"r","DeviceIDs":["x"]},
             {"PodUID":"w","ContainerName":"e","ResourceName":"r","DeviceIDs":null}],
             "RegisteredDevices":null},"Checksum":17}"#;
-        let found = parse_entries(text).unwrap();
+        let found = parse(text).1.unwrap();
         assert_eq!(found[0].device_ids, ["a", "b"]);
         assert_eq!((found[1].pod_uid.as_str(), found[1].device_ids.len()), ("v", 1));
         assert_eq!(found[2].device_ids, [""; 0]);
-        let empty = r#"{"Data":{"PodDeviceEntries":null},"Checksum":1}"#;
-        assert_eq!(parse_entries(empty).unwrap(), []);
-        assert!(parse_entries("{}").is_err());
     }
 
     #[test]
     fn what_is_no_checkpoint_is_no_answer() {
-        assert!(parse("").is_err());
-        assert!(parse("{}").is_err());
-        assert!(parse(r#"{"Data":{"RegisteredDevices":7}}"#).is_err());
-        let dir = tempfile::tempdir().unwrap();
-        let error = offers(dir.path()).unwrap_err();
+        for text in ["", "{}"] {
+            let (offers, entries) = parse(text);
+            assert!(offers.is_err() && entries.is_err(), "{text}");
+        }
+        let (offered, held) = parse(r#"{"Data":{"RegisteredDevices":7}}"#);
+        assert!(offered.is_err() && held.is_ok(), "each part is read by itself");
+        let error = offers(Path::new("/nowhere")).unwrap_err();
         assert!(error.contains("kubelet_internal_checkpoint"), "{error}");
     }
 }
