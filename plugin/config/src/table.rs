@@ -189,7 +189,8 @@ macro_rules! either {
     (($($only:tt)+)) => { $($only)+ };
 }
 
-/// Declares a table; the module has an example. After `+`, a field that is no key.
+/// Declares a table; the module has an example, and [`super::Config`] says what each is about. After `+`, a field that is
+/// no key.
 macro_rules! table {
     ($(#[$about:meta])* pub struct $Table:ident {$(
         $(#[doc = $doc:literal])+

@@ -20,7 +20,6 @@ use crate::{
 };
 
 table! {
-    /// Files, directories and sockets on the host.
     pub struct Paths {
         /// Kubelet's device-plugin directory, which kubelet has compiled in: another `--root-dir` moves only
         /// the next three.
@@ -50,7 +49,6 @@ table! {
 }
 
 table! {
-    /// The file system that holds the pages.
     pub struct Pages {
         /// Where `paths.pages` is not a tmpfs of its own, `require` and `prefer` mount one; where that is not
         /// permitted, `require` does not start, and `prefer` warns and uses the directory.
@@ -62,7 +60,6 @@ table! {
 }
 
 table! {
-    /// The durable record.
     pub struct Ledger {
         /// Whether the plugin waits for the disk before each answer to kubelet. Else a power cut may lose the
         /// newest records.
@@ -74,7 +71,6 @@ table! {
 }
 
 table! {
-    /// What the plugin reports to Kubernetes, beyond what kubelet asks.
     pub struct Kubernetes {
         /// Whether pods get [Kubernetes events](trust.md#kubernetes-events). `auto`: where the plugin's pod has
         /// a service account's token.
@@ -83,7 +79,6 @@ table! {
 }
 
 table! {
-    /// Where metrics and probes are served.
     pub struct Metrics {
         /// Address of [`/metrics`, `/healthz` and `/readyz`](metrics.md): all interfaces, one, or none.
         listen: Vec<SocketAddr> = everywhere(DEFAULT_PORT),
@@ -92,7 +87,6 @@ table! {
 }
 
 table! {
-    /// Node labels, with which pods choose among different nodes.
     pub struct Labels {
         /// File of [node labels](../deploy/README.md#node-labels) for node feature discovery, such as
         /// `/etc/kubernetes/node-feature-discovery/features.d/tessera`. Empty: none.
@@ -101,7 +95,6 @@ table! {
 }
 
 table! {
-    /// What is logged and how.
     pub struct Log {
         /// Which messages are logged, for instance `info,tessera=debug`.
         filter: String = "info".into(), parsed(
@@ -115,7 +108,6 @@ table! {
 }
 
 table! {
-    /// What a container is given besides its pages.
     pub struct Container {
         /// How the shim gets into every process. `file` mounts a read-only `/etc/ld.so.preload`. `env` sets
         /// `LD_PRELOAD`, which replaces the image's own; only images whose glibc reads another file (Nix) need
@@ -148,7 +140,6 @@ impl Container {
 pub const CONTAINER_DRIVER_DIR: &str = "/usr/local/tessera/driver";
 
 table! {
-    /// Where driver libraries and device nodes come from, beyond NVIDIA's own toolkit.
     pub struct Driver {
         /// Host directory with libcuda and libnvidia-ml, mounted into containers at
         /// `/usr/local/tessera/driver`. Empty: NVIDIA's toolkit provides them.
@@ -209,7 +200,6 @@ fn elsewhere(text: &str) -> Result<PathBuf, String> {
 }
 
 table! {
-    /// The Container Device Interface, where `container.device_list_strategy` asks for it.
     pub struct Cdi {
         /// Where the plugin writes specs, one file per allocation, and the runtime reads them.
         directory: PathBuf = "/var/run/cdi".into(), path(), Restart;
@@ -240,7 +230,6 @@ fn kind_schema() -> serde_json::Value {
 const API_PORT: u16 = 9481;
 
 table! {
-    /// The JSON API and the page of this node.
     pub struct Api {
         /// Address of the [JSON API](api.md) and the page: all interfaces, one, or none. Root's socket is
         /// served in any case.

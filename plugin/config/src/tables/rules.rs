@@ -28,8 +28,6 @@ const SHORTEST: Duration = millis(1);
 const LONGEST: Duration = millis(1000);
 
 table! {
-    /// How GPU time is divided among tenants that want it at the same time, where `share.compute` is not
-    /// `none`.
     pub struct Leases {
         /// How long a lease of the GPU lasts while other tenants wait.
         quantum: Duration = millis(5), time(SHORTEST, LONGEST);
@@ -57,7 +55,6 @@ const BRIEF: Duration = millis(100);
 const DAY: Duration = hours(24);
 
 table! {
-    /// When a GPU is no longer sold, and when it is again.
     pub struct Health {
         /// How often each GPU is asked whether it answers.
         probe_interval: Duration = Duration::from_secs(10), time(BRIEF, DAY);
@@ -95,8 +92,6 @@ impl Health {
 }
 
 table! {
-    /// What was: memory, GPU time, waits and refusals of each tenant and GPU, in a file beside `paths.ledger`. See
-    /// [views.md](views.md#history).
     pub struct History {
         /// Whether the history is recorded, which `tessera history`, `recommend` and `waste` need. What was
         /// recorded stays.
@@ -122,7 +117,6 @@ impl History {
 }
 
 table! {
-    /// What `tessera recommend` and `tessera waste` judge by.
     pub struct Advice {
         /// Part of the observed time that the advised memory covers, percent. No less than the highest use is
         /// advised.

@@ -11,7 +11,6 @@ use crate::table::{list, table, tables};
 use crate::{MIB, NoExecute, SoldByOthers};
 
 table! {
-    /// The extended resource that pods ask for.
     pub struct Resource {
         /// Its name in `resources.limits`. An earlier one is served as long as a container holds some of it.
         name: String = "tessera.dev/gpu".into(),
@@ -20,7 +19,6 @@ table! {
 }
 
 table! {
-    /// Which GPUs are shared, and how much of each is reserved.
     pub struct Gpus {
         /// GPUs that are shared. A product name may have `*`. A GPU in MIG mode means all its instances; `0:1`
         /// is instance 1 of GPU 0.
@@ -52,7 +50,6 @@ const NO_SLACK: &str = "would flag every container; use what your applications m
 pub(super) const NO_MEMORY: &str = "is not more than 0: not one CUDA context would fit";
 
 table! {
-    /// What one replica is.
     pub struct Share {
         /// Replicas of each GPU. With fewer, the highest ones are retired; with more, new ones appear as far as
         /// there is room.
@@ -95,7 +92,6 @@ const NO_SHARES: &str = "must list at least one { resource = \"tessera.dev/gpu-l
                          not to be shared";
 
 table! {
-    /// Unequal shares of the GPUs that it names. The first layout that names a GPU applies to it.
     pub struct Layout {
         /// GPUs that are divided so. The first layout that names a GPU applies to it, `[share]` to all others.
         gpus: Vec<String> = Vec::new(), list(gpu_name(),
@@ -133,7 +129,6 @@ table! {
 const NO_STEP: &str = "must be at least 1Mi; 64Mi is the default";
 
 table! {
-    /// Dynamic Resource Allocation: pods claim a part of a GPU of any size. See [dra.md](dra.md).
     pub struct Dra {
         /// Whether this node has a DRA driver, `gpu.tessera.dev`, beside the device plugin.
         enabled: bool = false, boolean(), Restart;
