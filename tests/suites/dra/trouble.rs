@@ -1,25 +1,37 @@
-//! Plugins that are killed; a client that asks nothing; and what a claim's containers start with, damaged in every way
-//! while nobody asks: it is whole again, and said.
+//! Plugins that are killed, and plugins that take over; odd clients; and what a claim's containers start with, damaged in every
+//! way while nobody asks: it is whole again, and said.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use Damage::{Closed, Directory, Overwritten, Removed, Replaced, Truncated, WithDirectory};
 use serde_json::Value;
+use tessera_fake_kubelet::dra::DraError;
 use tessera_harness::http2::{Answer, Client};
 use tessera_harness::metrics::get;
 use tessera_harness::plugin::{bounded, until};
-use tessera_harness::{GIB, PATIENCE, Rng};
+use tessera_harness::{GIB, MIB, PATIENCE, Rng};
 use tessera_kubelet_api::dra::v1::NodePrepareResourcesResponse;
-use tessera_kubelet_api::pluginregistration::InfoRequest;
+use tessera_kubelet_api::pluginregistration::{InfoRequest, PluginInfo};
 
 use super::node::{CONTEXT, Claim, Node, one};
 
 /// Claims that come and go while the plugin is killed.
 const CLAIMS: usize = 6;
 const KILLS: usize = 8;
+
+/// Prepares until a plugin is there that does it.
+async fn prepared(node: &Node, claim: &Claim) -> super::node::Container {
+    loop {
+        match node.prepare(claim).await {
+            Ok(container) => return container,
+            Err(DraError::Claim { error, .. }) => panic!("{error}"),
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_plugin_killed_at_any_moment_loses_no_claim_and_oversells_none() {
@@ -71,6 +83,60 @@ async fn a_plugin_killed_at_any_moment_loses_no_claim_and_oversells_none() {
     tenant.must(&format!("free {held}"));
     let again = node.prepare(&stays).await.unwrap();
     assert_eq!(again.shares, stays_in.shares);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_plugin_waits_ready_and_takes_over_with_all_claims() {
+    let Some(mut node) = Node::with_containers().await else { return };
+    let chat = one("chat", &node.device(0), "2Gi", "30");
+    let container = node.prepare(&chat).await.unwrap();
+    let mut tenant = node.tenant(&container);
+    tenant.must("retain 0");
+    tenant.must(&format!("alloc {GIB}"));
+
+    let mut second = node.launch();
+    let address = until(|| second.address()).await;
+    assert_eq!(get(address, "/readyz").await.status, 200);
+    assert_eq!(get(address, "/healthz").await.status, 200);
+    assert_eq!(node.dra.plugins().len(), 1);
+    // The first goes on meanwhile.
+    let other = one("other", &node.device(0), "1Gi", "10");
+    let other_in = node.prepare(&other).await.unwrap();
+    assert!(second.ended().is_none(), "{}", second.log());
+
+    let mut first = node.plugin.take().unwrap();
+    let begun = Instant::now();
+    let registrations = node.dra.registrations();
+    first.terminate();
+    bounded(node.dra.wait_until(|kubelet| kubelet.registrations() > registrations)).await;
+    let took = begun.elapsed();
+    assert!(until(|| first.ended()).await.success(), "{}", first.log());
+    eprintln!("taken over after {} ms", took.as_millis());
+    // A second, on a machine with nothing else to do.
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    let ready = async {
+        loop {
+            if let Some(address) = second.address()
+                && get(address, "/readyz").await.status == 200
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    bounded(ready).await;
+
+    // Everything is as it was, and goes on.
+    assert_eq!(tenant.ask("info").values, [GIB - CONTEXT, 2 * GIB]);
+    assert_eq!(prepared(&node, &chat).await.shares, container.shares);
+    assert_eq!(prepared(&node, &other).await.shares, other_in.shares);
+    let mut late = node.tenant(&prepared(&node, &one("late", &node.device(1), "1Gi", "10")).await);
+    late.must("retain 1");
+    late.must(&format!("alloc {}", 512 * MIB));
+    assert_eq!(node.devices().len(), 2);
+    node.unprepare(&other).await;
+    assert_eq!(node.delivered(), [2, 2]);
+    drop(second);
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,6 +318,29 @@ async fn a_mounted_directory_that_was_removed_on_the_node_is_named_with_what_to_
 }
 
 // === Connections ===
+
+#[tokio::test]
+async fn every_client_is_answered_whatever_authority_it_sends() {
+    let node = Node::start().await;
+    let registrar = node.dra.plugins()[0].clone();
+    let raw = registrar.display().to_string();
+    for authority in [raw.as_bytes(), b"localhost", b""] {
+        let mut client = bounded(Client::connect(&registrar, authority)).await;
+        let path = "/pluginregistration.Registration/GetInfo";
+        let answer: Answer<PluginInfo> = bounded(client.call(path, &InfoRequest {}, 16)).await;
+        let Answer::Ok(info) = answer else { panic!("{answer:?}") };
+        let versions = ["v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
+        assert_eq!(info.supported_versions, versions);
+        assert_eq!((info.r#type.as_str(), info.name.as_str()), ("DRAPlugin", "gpu.tessera.dev"));
+    }
+    // What nobody serves is refused, not reset.
+    let dra = node.dra.endpoint().unwrap();
+    let mut client = bounded(Client::connect(&dra, b"localhost")).await;
+    let path = "/k8s.io.kubelet.pkg.apis.dra.v9.DRAPlugin/NodePrepareResources";
+    let answer: Answer<NodePrepareResourcesResponse> =
+        bounded(client.call(path, &InfoRequest {}, 4096)).await;
+    assert!(matches!(&answer, Answer::Status(code, _) if code == "12"), "{answer:?}");
+}
 
 #[tokio::test]
 async fn a_connection_that_asks_nothing_stays_open() {
