@@ -219,7 +219,7 @@ pub(crate) fn cores() -> Leaf<u32> {
         let bound = json!({ "exclusiveMinimum": 0, "maximum": 1 });
         quantity_or((grammar::part(1), bound), &format!("|{}", grammar::percent()))
     };
-    let show = |millis: &u32| write_string(&format_cores((*millis).into()));
+    let show = |millis: &u32| write_string(&format_cores(u64::from(*millis)));
     Leaf::new(accepts, schema, read_cores, show)
 }
 

@@ -11,7 +11,7 @@ use tessera_agent::observe::departed::{self, ListedProcess, ProcessOwner};
 use tessera_agent::observe::overhead::{OverheadEstimator, Verdict};
 use tessera_agent::observe::procs::Procs;
 use tessera_agent::observe::sample::{Member, compose, join, slot_of};
-use tessera_agent::observe::schedule::{Figure, LookSchedule, Outcome};
+use tessera_agent::observe::schedule::{Figure, Look, LookSchedule};
 use tessera_gpu::{Discovery, GpuProcess};
 use tessera_model::quantity::format_bytes;
 use tessera_region::layout::{Kind, MAX_GPUS, USAGE_FILE};
@@ -114,13 +114,11 @@ impl Overhead {
         let launches =
             snapshot.slots.iter().fold(0u64, |sum, s| sum.saturating_add(s.did.launches));
         let busy = std::mem::replace(&mut self.launches, launches) != launches;
-        let now = Instant::now();
-        let open = self.gpus.iter().any(|(_, estimator)| estimator.is_falling());
-        self.schedule.looked(now, figure, &verdicts, Outcome { busy, open });
-        if let Some(within) = self.gpus.iter().filter_map(|(_, estimator)| estimator.watch()).min()
-        {
-            self.schedule.watch(now, within);
-        }
+        let estimators = || self.gpus.iter().map(|(_, estimator)| estimator);
+        let open = estimators().any(OverheadEstimator::is_falling);
+        let watch = estimators().filter_map(OverheadEstimator::watch).min();
+        let look = Look { verdicts, busy, open, watch, ..Look::default() };
+        self.schedule.looked(Instant::now(), figure, &look);
         self.pace(snapshot)
     }
 

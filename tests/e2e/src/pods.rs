@@ -162,11 +162,6 @@ impl<'a> Pod<'a> {
         })
     }
 
-    /// Waits until the pod is over; its status.
-    pub fn wait_until_over(&self) -> Result<Value> {
-        self.wait_for_status("is over", is_over)
-    }
-
     /// Checks that its first container was not started again since.
     pub fn check_incarnation(&self, before: &(u64, String)) -> Result<()> {
         let now = self.incarnation()?;

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tessera_harness::alone;
-use tessera_harness::plugin::{GPU, Simulated, connect, stderr, until};
+use tessera_harness::plugin::{Simulated, connect, stderr, until};
 
 /// Metrics at a port of their own.
 const METRICS: &str = "replicas = 16\nmemory = \"256Mi\"\n[ledger]\nfsync = false\n[metrics]\n\
@@ -129,7 +129,7 @@ fn manners() -> Vec<Manner> {
         more: more.to_owned(),
         then,
     };
-    all.map(manner).to_vec()
+    all.map(manner).into()
 }
 
 /// Connections that one flood keeps open, the newest.
