@@ -139,6 +139,20 @@ async fn in_a_pid_namespace_of_its_own_the_plugin_serves_and_says_what_it_lacks(
 }
 
 #[tokio::test]
+async fn a_noexec_shim_path_ends_the_plugin_before_kubelet_hears_of_it() {
+    let Some(()) = may() else { return };
+    let node = Simulated::new("replicas = 4").await;
+    let shim = node.dir.path().join("shim");
+    let Some(_mounted) = Mounted::tmpfs(&shim, MsFlags::MS_NOEXEC, "size=8m") else { return };
+    let refused = node.run(&["serve"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let text = stderr(&refused);
+    assert!(text.contains("paths.shim") && text.contains("noexec"), "{text}");
+    assert_eq!(std::fs::read_dir(&shim).unwrap().count(), 0);
+    assert_eq!(node.kubelet.registrations(), 0);
+}
+
+#[tokio::test]
 async fn an_error_names_the_directory_that_is_closed_to_another_user() {
     let Some(()) = may() else { return };
     let mut node = Simulated::new("replicas = 4").await;

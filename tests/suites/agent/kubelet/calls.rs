@@ -135,6 +135,18 @@ async fn makes_a_new_socket_when_its_own_is_wiped() {
 }
 
 #[tokio::test]
+async fn registers_again_when_the_stream_is_never_opened() {
+    let node = Node::new().await;
+    node.kubelet.set_behaviour(Behaviour { no_stream: true, ..Behaviour::default() });
+    let plugin = node.plugin(2);
+    bounded(plugin.readiness().wait_for(|report| report.registrations > 0)).await.unwrap();
+    assert_eq!(plugin.readiness().report().phase, Phase::Accepted);
+    assert_ne!(plugin.readiness().report().phase, Phase::Live);
+    node.kubelet.set_behaviour(Behaviour::default());
+    bounded(node.kubelet.wait_allocatable(GPU, 2)).await;
+}
+
+#[tokio::test]
 async fn what_hinders_a_registration_is_reported_and_it_is_tried_again() {
     let refuse = Some("requested API version is not supported".to_owned());
     let delay = Duration::from_secs(3600);
