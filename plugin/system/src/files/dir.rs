@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -190,22 +191,43 @@ impl Dir {
         mode: u32,
         durable: bool,
     ) -> io::Result<()> {
-        // It begins with a dot, because some read every file of their directory but those.
-        let mut prefix = OsString::from(".");
-        prefix.push(name);
-        prefix.push(".");
-        let mut builder = tempfile::Builder::new();
-        let mut file = builder.prefix(&prefix).suffix(".new").tempfile_in(self.path())?;
-        file.write_all(content)?;
-        file.as_file().set_permissions(Permissions::from_mode(mode))?;
-        if durable {
-            file.as_file().sync_all()?;
+        let (temporary, mut file) = self.create(name, mode)?;
+        let written = file.write_all(content).and_then(|()| {
+            file.set_permissions(Permissions::from_mode(mode))?;
+            if durable {
+                file.sync_all()?;
+            }
+            renameat(&self.fd, temporary.as_os_str(), &self.fd, name)?;
+            if durable {
+                fsync(&self.fd)?;
+            }
+            Ok(())
+        });
+        if written.is_err() {
+            // The error that matters is the first.
+            let _ = self.remove(&temporary);
         }
-        file.persist(self.path().join(name)).map_err(|failed| failed.error)?;
-        if durable {
-            fsync(&self.fd)?;
+        written
+    }
+
+    /// A new file with a name that nobody else has. Not by process id alone: in containers all are 1. It begins
+    /// with a dot, because some read every file of their directory but those.
+    fn create(&self, name: &OsStr, mode: u32) -> io::Result<(OsString, File)> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
+        let (flags, mode) = (flags | OFlag::O_CLOEXEC, Mode::from_bits_truncate(mode));
+        loop {
+            let (pid, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+            let mut temporary = OsString::from(".");
+            temporary.push(name);
+            temporary.push(format!(".{pid}-{next}.new"));
+            match openat(&self.fd, temporary.as_os_str(), flags, mode) {
+                Ok(fd) => return Ok((temporary, File::from(fd))),
+                // Left by one of this number that was killed.
+                Err(Errno::EEXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
-        Ok(())
     }
 }
 
