@@ -1,5 +1,7 @@
 //! `trace`: what the arbiter does, for some seconds, as a file for Perfetto.
 
+use std::fs::{File, OpenOptions};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -18,6 +20,53 @@ pub(crate) struct Args {
     /// The file to write; - is standard output
     #[arg(long, short, value_name = "FILE", default_value = "trace.json")]
     output: PathBuf,
+}
+
+/// Where a trace goes: opened before it begins, so that nobody waits for one that cannot be kept. A file that was
+/// there stays as it is until the trace has come.
+enum Target {
+    Stdout,
+    File { file: File, path: PathBuf, is_new: bool },
+}
+
+impl Target {
+    fn open(path: &Path) -> Result<Self, String> {
+        if path == Path::new("-") {
+            return Ok(Target::Stdout);
+        }
+        let is_new = !path.exists();
+        // Not truncated: see the type.
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(Target::File { file, path: path.to_owned(), is_new })
+    }
+
+    /// There is no trace.
+    fn give_up(self) {
+        if let Target::File { path, is_new: true, .. } = self {
+            // It is empty.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    fn write(self, trace: &Trace) -> Result<(), String> {
+        let text = serde_json::to_string(trace).map_err(|error| error.to_string())?;
+        match self {
+            Target::Stdout => terminal::print(&(text + "\n")).map_err(|error| error.to_string()),
+            Target::File { mut file, path, .. } => {
+                // A device has no length to set.
+                let emptied = if file.metadata().is_ok_and(|of| of.is_file()) {
+                    file.set_len(0)
+                } else {
+                    Ok(())
+                };
+                let written = emptied.and_then(|()| file.write_all(text.as_bytes()));
+                written.map_err(|error| format!("{}: {error}", path.display()))?;
+                let said = terminal::print(&printable::lines(&summary(trace, &path)));
+                said.map_err(|error| error.to_string())
+            }
+        }
+    }
 }
 
 fn summary(trace: &Trace, path: &Path) -> String {
@@ -40,16 +89,15 @@ fn summary(trace: &Trace, path: &Path) -> String {
 
 /// Writes the traces of all nodes that were asked as one.
 pub(crate) async fn main(args: &Args, source: &Source) -> Result<ExitCode, Failure> {
-    let (traces, silent) = source.traces(args.seconds).await?;
-    let (trace, path) = (Trace::joined(traces), &args.output);
-    let text = serde_json::to_string(&trace)?;
-    if path == Path::new("-") {
-        terminal::print(&(text + "\n"))?;
-    } else {
-        let written = std::fs::write(path, text);
-        written.map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?;
-        terminal::print(&printable::lines(&summary(&trace, path)))?;
-    }
+    let target = Target::open(&args.output).map_err(Failure::failed)?;
+    let (traces, silent) = match source.traces(args.seconds).await {
+        Ok(answers) => answers,
+        Err(failure) => {
+            target.give_up();
+            return Err(failure);
+        }
+    };
+    target.write(&Trace::joined(traces)).map_err(Failure::failed)?;
     for line in silent {
         eprintln!("{}", printable::line(&line));
     }
@@ -59,6 +107,24 @@ pub(crate) async fn main(args: &Args, source: &Source) -> Result<ExitCode, Failu
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_refused_and_one_that_stays_empty_is_removed() {
+        let dir = std::env::temp_dir().join(format!("tessera-trace-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let refused = Target::open(&dir.join("none/trace.json")).err().unwrap();
+        assert!(refused.contains("none/trace.json: No such file"), "{refused}");
+        let (new, old) = (dir.join("new"), dir.join("old"));
+        Target::open(&new).unwrap().give_up();
+        assert!(!new.exists());
+        std::fs::write(&old, "x".repeat(4096)).unwrap();
+        Target::open(&old).unwrap().give_up();
+        assert_eq!(std::fs::read_to_string(&old).unwrap().len(), 4096);
+        Target::open(&old).unwrap().write(&Trace::begun(5)).unwrap();
+        let trace: Trace = serde_json::from_slice(&std::fs::read(&old).unwrap()).unwrap();
+        assert_eq!(trace, Trace::begun(5));
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 
     #[test]
     fn a_trace_that_had_no_room_says_so() {
