@@ -22,9 +22,6 @@ pub enum QuantityError {
         "unknown suffix \"{0}\"; Kubernetes knows Ki Mi Gi Ti Pi Ei, n u m k M G T P E and e<n>"
     )]
     Suffix(String),
-    /// More than anybody means.
-    #[error("more than 19 digits")]
-    Digits,
     /// Too large to mean anything.
     #[error("larger than 9223372036854775807")]
     Range,
@@ -120,29 +117,48 @@ impl Scale {
 
     /// `whole.fraction` × this scale in 10⁻⁹, rounded up.
     fn nanos(self, whole: &str, fraction: &str) -> Result<i128, QuantityError> {
-        /// Digits that fit an i128 with the largest binary factor, which needs 19 of 38.
-        const MOST: usize = 19;
+        /// Digits that count: 38 fit an i128, and the largest binary factor needs 19 of them.
+        const KEPT: usize = 19;
         let fraction = fraction.trim_end_matches('0');
         let digits = format!("{whole}{fraction}");
         let digits = digits.trim_start_matches('0');
-        if digits.len() > MOST {
-            return Err(QuantityError::Digits);
+        if digits.is_empty() {
+            return Ok(0);
         }
         let (binary, decimal) = match self {
             Scale::Binary(bits) => (bits, 0),
-            Scale::Decimal(exponent) => (0, i64::from(exponent)),
+            Scale::Decimal(exponent) => (0, exponent),
         };
-        let value = digits.parse::<i128>().unwrap_or(0) << binary;
-        // The amount is `value` × 10^shift.
-        let shift = decimal + 9 - i64::try_from(fraction.len()).unwrap_or(i64::MAX);
-        let power = u32::try_from(shift.unsigned_abs()).ok().and_then(|p| 10i128.checked_pow(p));
-        let value = match power {
-            _ if value == 0 => Some(0),
-            Some(power) if shift >= 0 => value.checked_mul(power),
-            Some(power) => Some(value / power + i128::from(value % power != 0)),
-            None => (shift < 0).then_some(1),
+        let length = |digits: &str| i64::try_from(digits.len()).unwrap_or(i64::MAX);
+        // The amount is `digits` × 10^shift × 2^binary. The place of the first digit bounds it.
+        let shift = i64::from(decimal) + 9 - length(fraction);
+        let top = length(digits).saturating_add(shift);
+        if top > 29 {
+            return Err(QuantityError::Range);
+        }
+        if top < -18 {
+            // Below 10^-9 even with the largest binary suffix: rounds up to the smallest amount.
+            return Ok(1);
+        }
+        let (kept, rest) = digits.split_at(digits.len().min(KEPT));
+        let value = kept.parse::<i128>().map_err(|_| QuantityError::Number)? << binary;
+        let mut inexact = rest.bytes().any(|digit| digit != b'0');
+        let shift = shift + length(rest);
+        let power = u32::try_from(shift.unsigned_abs()).map_err(|_| QuantityError::Range)?;
+        let value = match 10i128.checked_pow(power) {
+            Some(power) if shift >= 0 => value.checked_mul(power).ok_or(QuantityError::Range)?,
+            Some(power) => {
+                inexact |= value % power != 0;
+                value / power
+            }
+            None if shift >= 0 => return Err(QuantityError::Range),
+            None => {
+                inexact = true;
+                0
+            }
         };
-        value.filter(|value| *value <= MAX_NANOS).ok_or(QuantityError::Range)
+        let value = value + i128::from(inexact);
+        if value > MAX_NANOS { Err(QuantityError::Range) } else { Ok(value) }
     }
 }
 
