@@ -94,7 +94,7 @@ fn text_says_who_holds_what_in_labelled_columns() {
         let pods = &text[text.find("ALLOCATIONS").unwrap()..];
         assert_eq!(cell(pods, title, "llm-0"), want, "{title}: {text}");
     }
-    assert!(text.contains("  GPU-49aabbcc  ") && !text.contains("GPU-49aabbcc-"), "{text}");
+    assert!(text.contains("  GPU-49aa  ") && !text.contains("GPU-49aabb"), "{text}");
 }
 
 #[test]
@@ -296,4 +296,17 @@ fn what_is_left_for_claims_is_whole_beside_the_longest_names() {
     let text = plain(&status);
     assert!(text.contains("FREE, moving: for the device plugin, once"), "{text}");
     assert!(!text.contains("for claims, once"), "{text}");
+}
+
+#[test]
+fn short_ids_still_tell_apart() {
+    let mut status = status();
+    for id in ["0123456789abcd00", "01234567xx"] {
+        status.allocations.push(Allocation { id: id.into(), ..status.allocations[0].clone() });
+    }
+    let text = plain(&status);
+    let pods = &text[text.find("ALLOCATIONS").unwrap()..];
+    let ids: Vec<&str> =
+        pods.lines().skip(2).filter_map(|line| line.split_whitespace().last()).collect();
+    assert_eq!(ids, ["0123456789abcde", "0123456789abcd0", "01234567x"], "{text}");
 }
