@@ -95,7 +95,7 @@ pub fn remove_stale(dir: &Dir, name: &OsStr) -> io::Result<()> {
 mod tests {
     use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
 
-    use nix::sys::socket::{Backlog, bind, listen};
+    use nix::sys::socket::{Backlog, Shutdown, bind, listen, shutdown};
 
     use super::*;
 
@@ -105,6 +105,8 @@ mod tests {
         let path = base.path().join("socket");
         for _ in 0..500 {
             let (file, listener) = SocketFile::listen(&path).unwrap();
+            // A child of another test may have the descriptor until its program begins.
+            shutdown(listener.as_raw_fd(), Shutdown::Both).unwrap();
             drop(listener);
             let ends = std::thread::spawn(move || drop(file));
             let next = SocketFile::listen(&path).map(drop);
