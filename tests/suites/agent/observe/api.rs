@@ -153,7 +153,7 @@ async fn a_trace_that_cannot_be_is_refused_before_it_begins() {
     let (code, said) = trace(&["-o", "none/trace.json"]);
     assert!(code == Some(1) && said.contains("none/trace.json: No such file"), "{said}");
     let (code, said) = trace(&[]);
-    assert!(code == Some(69) && said.contains("Tessera"), "{said}");
+    assert!(code == Some(69) && said.contains("so it is not running"), "{said}");
     assert!(!dir.path().join("trace.json").exists());
 }
 

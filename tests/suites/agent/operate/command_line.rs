@@ -288,10 +288,6 @@ fn each_command_says_why_the_plugin_is_not_reached_and_what_to_do() {
             }
         }
     };
-    // Nothing has ever run here. Whether there are GPUs is the machine's affair.
-    each("this machine");
-    // It has, and does not now.
-    std::fs::create_dir_all(dir.path().join("pages/x")).unwrap();
     each("so it is not running");
     drop(std::os::unix::net::UnixListener::bind(dir.path().join("run/admin.sock")).unwrap());
     each("nobody listens at");
