@@ -83,10 +83,14 @@ impl Progress {
         self.proven.load(Ordering::Relaxed)
     }
 
+    /// Whether it has been so often enough that it is to be expected again.
+    pub(super) fn is_proven(&self) -> bool {
+        self.proofs() >= PROVEN
+    }
+
     /// For how long nothing may complete, `least_us` or longer.
     pub(super) fn patience_us(&self, expected_us: u32, least_us: u32) -> u32 {
-        let proven = self.proven.load(Ordering::Relaxed) >= PROVEN;
-        let still_us = if proven { PROVEN_STILL_US } else { STILL_US };
+        let still_us = if self.is_proven() { PROVEN_STILL_US } else { STILL_US };
         let once = still_us.max(least_us).max(expected_us.saturating_mul(2));
         let doubled = self.fruitless.load(Ordering::Relaxed);
         once.saturating_mul(1 << doubled.min(MOST_DOUBLED)).min(LONGEST_US)
@@ -95,8 +99,7 @@ impl Progress {
     /// Whether what stands still may go on with the help of a launch that is let pass after `times` the
     /// patience: that has lately been so, or has not been tried in vain.
     pub(super) fn is_hopeful(&self, now_us: u32, expected_us: u32, times: u32) -> bool {
-        let proven = self.proven.load(Ordering::Relaxed) >= PROVEN;
-        if !proven && self.fruitless.load(Ordering::Relaxed) > 0 {
+        if !self.is_proven() && self.fruitless.load(Ordering::Relaxed) > 0 {
             return false;
         }
         let patience_us = self.patience_us(expected_us, 0).saturating_mul(times);

@@ -20,6 +20,16 @@ const UNTAKEN_US: u32 = 2_000;
 /// Between two looks whether a ticket was taken, microseconds.
 const LOOK_US: u32 = 20;
 
+/// Whose launch is let pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum To {
+    Anybody,
+    /// Into a stream that has nothing in flight.
+    Idle,
+    /// Into a stream that has less in flight than another.
+    Behind,
+}
+
 /// One closing's.
 pub(super) struct Relief<'a> {
     process: &'a Process,
@@ -29,8 +39,8 @@ pub(super) struct Relief<'a> {
     /// Whether one was taken since the drain began.
     taken: Cell<bool>,
     passes: Cell<u32>,
-    /// Launches that are to pass at once, as they come.
-    due: Cell<u32>,
+    /// Launches that are to pass at once, as they come, and whose.
+    due: Cell<(u32, To)>,
     /// Whether the ticket that is out is one of those.
     is_due: Cell<bool>,
     is_said: Cell<bool>,
@@ -46,7 +56,7 @@ impl<'a> Relief<'a> {
             offered_us: Cell::new(None),
             taken: Cell::new(false),
             passes: Cell::new(0),
-            due: Cell::new(0),
+            due: Cell::new((0, To::Anybody)),
             is_due: Cell::new(false),
             is_said: Cell::new(false),
         }
@@ -57,17 +67,16 @@ impl<'a> Relief<'a> {
         self.passes.get()
     }
 
-    /// Lets so many launches pass whatever is in flight, as they come.
+    /// Lets so many launches pass whatever is in flight, as they come: another process may wait for them.
     pub(super) fn pass(&self, count: u32) {
-        self.due.set(count);
+        self.due.set((count, To::Anybody));
         self.pass_due(now_us());
     }
 
     fn pass_due(&self, now_us: u32) -> bool {
-        let due = self.due.get();
+        let (due, to) = self.due.get();
         let is_early = now_us.wrapping_sub(self.begun_us) <= ALONE_US;
-        let passes = due > 0 && is_early && self.offer(now_us, u32::MAX);
-        self.due.set(due - u32::from(passes));
+        let passes = due > 0 && is_early && self.offer(now_us, to).is_some();
         self.is_due.set(passes);
         passes
     }
@@ -93,16 +102,23 @@ impl<'a> Relief<'a> {
         let patience_us =
             gate.progress.patience_us(gate.expected_us(), if is_late { ALONE_US } else { 0 });
         let still_us = gate.progress.still_for_us(now_us);
-        let is_known = still_us >= PAUSED_US && self.is_paused();
+        let paused_us = if gate.progress.is_proven() { PAUSED_US / 4 } else { PAUSED_US };
+        let is_known = still_us >= paused_us && self.is_paused();
         if !is_known && still_us < patience_us {
             return false;
         }
         let is_long = still_us >= patience_us.saturating_mul(BEHIND);
-        let most = if is_known || is_long { u32::MAX } else { 1 };
-        let offered =
-            gate.flight().waiting.load(Ordering::Relaxed) != 0 && self.offer(now_us, most);
+        let to = if is_known || is_long { To::Anybody } else { To::Idle };
+        let waits = gate.flight().waiting.load(Ordering::Relaxed) != 0;
+        let offered = if waits { self.offer(now_us, to) } else { None };
+        if let Some(behind) = offered
+            && gate.progress.is_proven()
+        {
+            // A collective's parts wait for as many launches as one of them is ahead.
+            self.due.set((behind, To::Behind));
+        }
         // Its own launches first: they are at hand.
-        (!offered || self.passes.get() > 1) && !self.is_said.replace(true)
+        (offered.is_none() || self.passes.get() > 1) && !self.is_said.replace(true)
     }
 
     /// Whether what is in flight is known to wait for the host, which waits with a launch: no need to guess.
@@ -114,28 +130,37 @@ impl<'a> Relief<'a> {
             && gate.streams.lock_soon().is_some_and(|mut streams| streams.is_at_pause())
     }
 
-    /// Offers a ticket to a launch of this rank at most.
-    fn offer(&self, now_us: u32, most: u32) -> bool {
+    /// Offers a ticket, after which the launch's stream is so many launches behind the one with most in flight. `None`
+    /// where no such launch waits.
+    fn offer(&self, now_us: u32, to: To) -> Option<u32> {
         let gate = &self.process.gate;
         let streams = gate.streams.lock_soon();
         // What passes by it counts from now on: before it is known whether anybody takes it.
         gate.flight().admitted.fetch_add(1, Ordering::SeqCst);
         let rank = |stream, ctx| streams.as_ref().map_or(1, |streams| streams.rank(stream, ctx));
+        let highest = streams.as_ref().map_or(1, |streams| streams.highest_rank());
+        let most = match to {
+            To::Anybody => u32::MAX,
+            To::Idle => 1,
+            To::Behind => highest.saturating_sub(1),
+        };
         let offered = gate.tickets.offer(rank, most);
-        if let (true, Some(mut streams)) = (offered, streams) {
+        if let (Some(_), Some(mut streams)) = (offered, streams) {
             streams.taint();
         }
-        if offered {
+        if offered.is_some() {
             self.offered_us.set(Some(now_us));
             futex::wake(gate.gate());
         } else {
             gate.flight().admitted.fetch_sub(1, Ordering::Relaxed);
         }
-        offered
+        Some(highest.saturating_sub(offered?.max(1) + 1))
     }
 
     fn was_passed(&self, now_us: u32) {
         self.offered_us.set(None);
+        let (due, to) = self.due.get();
+        self.due.set((due - u32::from(self.is_due.replace(false)), to));
         self.taken.set(true);
         self.passes.set(self.passes.get() + 1);
         self.process.gate.progress.passed(now_us);
@@ -146,6 +171,7 @@ impl<'a> Relief<'a> {
             true => {
                 self.process.gate.flight().admitted.fetch_sub(1, Ordering::Relaxed);
                 self.offered_us.set(None);
+                self.is_due.set(false);
             }
             false => self.was_passed(now_us),
         }
@@ -168,10 +194,14 @@ impl<'a> Relief<'a> {
         gate.progress.is_hopeful(now_us, gate.expected_us(), if waits { BEHIND } else { 1 })
     }
 
-    /// Nothing is in flight, which is no reason to take back a ticket for a launch that another process waits
-    /// for: the thread that is to take it may not have run yet. Waits for it as long as `still`.
+    /// Nothing is in flight, which is no reason to take back a ticket for a launch that another process waits for, nor to
+    /// give none: the thread that is to take it may not have run yet. Waits for it as long as `still`.
     pub(super) fn await_due(&self, still: impl Fn() -> bool) {
-        if self.offered_us.get().is_none() || !self.is_due.get() {
+        let is_out = || match self.offered_us.get() {
+            Some(_) => self.is_due.get(),
+            None => self.pass_due(now_us()),
+        };
+        if self.due.get().1 != To::Anybody || !is_out() {
             return;
         }
         let gate = &self.process.gate;

@@ -187,12 +187,22 @@ impl Streams {
         self.spare(ctx, signal);
     }
 
-    /// How much of what is in flight a launch into `stream` of `ctx` would queue up behind: 2 where the
-    /// stream has something in flight, 1 where the context has.
+    fn in_flight(&self) -> impl Iterator<Item = &Marker> {
+        self.draining.iter().chain(self.flying.iter())
+    }
+
+    /// How much of what is in flight a launch into `stream` of `ctx` would queue up behind: 1 where the context has
+    /// something in flight, and 1 for each operation of the stream.
     pub(super) fn rank(&self, stream: usize, ctx: usize) -> u32 {
-        let all = || self.draining.iter().chain(self.flying.iter()).filter(|m| m.ctx == ctx);
+        let all = || self.in_flight().filter(|marker| marker.ctx == ctx);
         let stream = if Stream(stream).is_default() { Stream::LEGACY.0 } else { stream };
-        u32::from(all().next().is_some()) + u32::from(all().any(|m| m.stream == stream))
+        let own = all().filter(|marker| marker.stream == stream);
+        u32::from(all().next().is_some()) + own.map(|marker| marker.operations.max(1)).sum::<u32>()
+    }
+
+    /// Of the stream that has most in flight.
+    pub(super) fn highest_rank(&self) -> u32 {
+        self.in_flight().map(|marker| self.rank(marker.stream, marker.ctx)).max().unwrap_or(0)
     }
 
     /// Marks what can be marked and drops what is over; true when nothing is left.

@@ -74,16 +74,16 @@ impl Tickets {
     }
 
     /// Lets one waiting launch pass: of those with the least `rank`, by stream and context, who has
-    /// waited longest. It goes to the end of the queue, in case its thread is no more. False where nobody
+    /// waited longest. It goes to the end of the queue, in case its thread is no more. Its rank; `None` where nobody
     /// of rank `most` or less waits.
-    pub(super) fn offer(&self, rank: impl Fn(usize, usize) -> u32, most: u32) -> bool {
+    pub(super) fn offer(&self, rank: impl Fn(usize, usize) -> u32, most: u32) -> Option<u32> {
         let mut waiters = self.waiters.lock();
         let ranks = waiters.iter().enumerate().map(|(at, w)| (rank(w.stream, w.ctx), at));
-        let Some((_, at)) = ranks.min().filter(|(rank, _)| *rank <= most) else { return false };
+        let (rank, at) = ranks.min().filter(|(rank, _)| *rank <= most)?;
         let waiter = waiters.remove(at);
         let _ = waiters.push(waiter);
         self.offered.store(waiter.ticket, Ordering::SeqCst);
-        true
+        Some(rank)
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
     fn a_ticket_is_for_one_and_is_taken_once() {
         let tickets = with(&[10, 20]);
         assert!(!tickets.take(0) && !tickets.take(1));
-        assert!(tickets.offer(|_, _| 0, 2));
+        assert_eq!(tickets.offer(|_, _| 0, 2), Some(0));
         assert!(tickets.is_offered(1) && !tickets.is_offered(2) && !tickets.take(2));
         assert!(tickets.take(1) && !tickets.take(1) && !tickets.withdraw());
     }
@@ -118,11 +118,11 @@ mod tests {
             assert!(asked.get() != 3 || tickets.take(1));
             asked.get() < most
         };
-        assert!(tickets.offer(|_, _| 0, 2));
+        assert_eq!(tickets.offer(|_, _| 0, 2), Some(0));
         tickets.await_taker(|| ask(100));
         assert_eq!((asked.get(), tickets.withdraw()), (3, false), "it was taken");
         // One that never runs is not waited for for ever.
-        assert!(tickets.offer(|_, _| 0, 2));
+        assert_eq!(tickets.offer(|_, _| 0, 2), Some(0));
         tickets.await_taker(|| ask(50));
         assert!(asked.get() == 50 && tickets.withdraw());
         tickets.await_taker(|| unreachable!("nothing is out"));
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn who_launches_where_nothing_is_in_flight_comes_first_and_then_each_in_turn() {
         let tickets = with(&[10, 20, 30]);
-        assert!(!tickets.offer(|_, _| 3, 2));
+        assert_eq!(tickets.offer(|_, _| 3, 2), None);
         tickets.offer(|stream, _| u32::from(stream != 20), 2);
         assert!(tickets.take(2));
         tickets.offer(|_, _| 0, 2);
@@ -141,6 +141,6 @@ mod tests {
         tickets.leave(1);
         tickets.leave(2);
         tickets.leave(3);
-        assert!(!tickets.offer(|_, _| 0, 2));
+        assert_eq!(tickets.offer(|_, _| 0, 2), None);
     }
 }
