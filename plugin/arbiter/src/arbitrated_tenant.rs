@@ -327,9 +327,10 @@ impl ArbitratedTenant {
         }
     }
 
-    /// Closes the closed gate in a new epoch: each process that has drained lets one waiting launch pass,
-    /// and all drain again.
+    /// Closes the closed gate in a new epoch: each process that has drained lets waiting launches pass, and all drain
+    /// again.
     pub fn close_again(&mut self) {
+        self.flights.show_behind();
         let epoch = set(&self.page, GATE_CLOSED, &self.flights);
         self.is_ahead = false;
         self.drains.close(epoch);

@@ -131,6 +131,16 @@ impl<P: std::ops::Deref<Target = FlightPage>> Flights<P> {
         pages.filter(is_due).map(|page| page.invited.store(word, Ordering::SeqCst)).count() != 0
     }
 
+    /// One process stands still, perhaps because it is ahead of another: tells each how far it is behind.
+    pub fn show_behind(&self) {
+        let in_flight = |flight: &Flight<P>| flight.page.in_flight().operations;
+        let most = self.0.values().map(in_flight).max().unwrap_or(0);
+        for flight in self.0.values() {
+            let behind = most.saturating_sub(in_flight(flight));
+            flight.page.behind.store(u32::try_from(behind).unwrap_or(u32::MAX), Ordering::Relaxed);
+        }
+    }
+
     /// Whether work waits on the GPU for the gate that was closed with this word to open.
     pub fn is_ahead(&self, word: u32) -> bool {
         self.0.values().any(|flight| {
@@ -315,6 +325,19 @@ mod tests {
         page.begun_us.store(0, Ordering::SeqCst);
         page.settled.store(5, Ordering::SeqCst);
         assert_eq!(flights.landed(53 * MS, WORD), [(1, 3 * MS)], "it does not say");
+    }
+
+    #[test]
+    fn a_process_is_told_how_far_it_is_behind_the_one_that_is_ahead() {
+        let pages = [3, 0, 1].map(|admitted| {
+            let page = Box::new(FlightPage::unseen());
+            page.admitted.store(admitted, Ordering::SeqCst);
+            page
+        });
+        let mut flights = Flights::default();
+        (1..).zip(&pages).for_each(|(process, page)| flights.insert(0, process, &**page));
+        flights.show_behind();
+        assert_eq!(pages.each_ref().map(|page| page.behind.load(Ordering::Relaxed)), [0, 3, 2]);
     }
 
     #[test]

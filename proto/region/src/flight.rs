@@ -87,7 +87,10 @@ pub struct FlightPage {
     /// The arbiter's: when the gate opened last, `CLOCK_MONOTONIC` microseconds, which wrap: before that nothing that was
     /// queued ahead ran.
     pub opened_us: AtomicU32,
-    tail: [AtomicU32; 991],
+    /// The arbiter's: how many operations fewer than another process of the tenant this one had in flight when the closed
+    /// gate was closed again.
+    pub behind: AtomicU32,
+    tail: [AtomicU32; 990],
     /// How many operations of each lane are complete: written by the GPU.
     pub lanes: [[AtomicU64; LANES]; CONTEXTS],
 }

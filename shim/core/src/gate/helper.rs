@@ -229,7 +229,10 @@ impl Helper {
         // Closings that follow each other leave who stands still no time to find out that it is a launch of
         // its own that is waited for.
         let due = match again {
-            true => 1 << (self.closings - 1),
+            true => {
+                let behind = process.gate.flight().behind.load(Ordering::Relaxed);
+                behind.max(1 << (self.closings - 1))
+            }
             false => u32::from(self.stuck.is_some_and(is_next)),
         };
         let idle = Message::Idle { gpu: 0, epoch: gate_epoch(word) };

@@ -14,7 +14,7 @@ use tessera_region::session::Message;
 const QUIET: Duration = Duration::from_millis(100);
 
 /// The flight page of a tenant's process, as its arbiter has it.
-fn flight_of(tenant: &Conversation) -> FlightReader {
+pub(super) fn flight_of(tenant: &Conversation) -> FlightReader {
     let fds = std::fs::read_dir(format!("/proc/{}/fd", tenant.pid())).expect("it lives");
     let is_flight = |fd: &std::path::PathBuf| {
         std::fs::read_link(fd).is_ok_and(|to| to.to_string_lossy().contains("tessera-flight"))

@@ -202,6 +202,32 @@ fn passes_behind_what_stands_still(most: usize) {
     join(&mut tenant, 0, &["kernel"]);
 }
 
+/// What another process of the tenant has in flight waits for launches of this one.
+#[test]
+fn at_a_gate_closed_again_as_many_launches_pass_as_the_process_is_behind() {
+    const BEHIND: usize = 5;
+    const KERNEL_NS: u64 = 500_000;
+    let stage = Stage::new();
+    let mut arbiter = stage.arbiter();
+    arbiter.quota.set_takes_flight(true);
+    let mut tenant = stage.tenant();
+    arbiter.open();
+    tenant.must("do kernel 1 500");
+    let before = stage.worked_ns(&tenant);
+    arbiter.close_and_drain(&[tenant.pid()]);
+    let before = before.max(stage.worked_ns(&tenant));
+    start(&mut tenant, 0, &["kernel"; BEHIND + 3], "1");
+    arbiter.await_want(tenant.pid());
+    std::thread::sleep(A_WHILE);
+    let flight = super::ahead::flight_of(&tenant);
+    flight.behind.store(BEHIND as u32, std::sync::atomic::Ordering::Relaxed);
+    arbiter.close_and_drain(&[tenant.pid()]);
+    let passed = (stage.worked_ns(&tenant) - before) / KERNEL_NS;
+    assert_eq!(passed, BEHIND as u64);
+    arbiter.open();
+    join(&mut tenant, 0, &["kernel"; BEHIND + 3]);
+}
+
 #[test]
 fn launches_into_a_capture_pass_a_closed_gate_and_draining_leaves_no_trace_in_it() {
     let stage = Stage::new();
