@@ -205,7 +205,8 @@ fn passes_behind_what_stands_still(most: usize) {
 /// What another process of the tenant has in flight waits for launches of this one.
 #[test]
 fn at_a_gate_closed_again_as_many_launches_pass_as_the_process_is_behind() {
-    const BEHIND: usize = 5;
+    const BEHIND: u32 = 5;
+    const STARTED: &[&str] = &["kernel"; 8];
     const KERNEL_NS: u64 = 500_000;
     let stage = Stage::new();
     let mut arbiter = stage.arbiter();
@@ -213,19 +214,18 @@ fn at_a_gate_closed_again_as_many_launches_pass_as_the_process_is_behind() {
     let mut tenant = stage.tenant();
     arbiter.open();
     tenant.must("do kernel 1 500");
-    let before = stage.worked_ns(&tenant);
     arbiter.close_and_drain(&[tenant.pid()]);
-    let before = before.max(stage.worked_ns(&tenant));
-    start(&mut tenant, 0, &["kernel"; BEHIND + 3], "1");
+    let before = stage.worked_ns(&tenant);
+    start(&mut tenant, 0, STARTED, "1");
     arbiter.await_want(tenant.pid());
     std::thread::sleep(A_WHILE);
     let flight = super::ahead::flight_of(&tenant);
-    flight.behind.store(BEHIND as u32, std::sync::atomic::Ordering::Relaxed);
+    flight.behind.store(BEHIND, std::sync::atomic::Ordering::Relaxed);
     arbiter.close_and_drain(&[tenant.pid()]);
     let passed = (stage.worked_ns(&tenant) - before) / KERNEL_NS;
-    assert_eq!(passed, BEHIND as u64);
+    assert_eq!(passed, u64::from(BEHIND));
     arbiter.open();
-    join(&mut tenant, 0, &["kernel"; BEHIND + 3]);
+    join(&mut tenant, 0, STARTED);
 }
 
 #[test]
