@@ -142,7 +142,7 @@ struct Sender {
 }
 
 impl Sender {
-    /// Sends an event, however often that has to be tried.
+    /// Sends an event, however often that has to be tried, unless somebody must do something first.
     async fn deliver(
         &mut self,
         subject: &Subject,
@@ -174,6 +174,9 @@ impl Sender {
                     let hint = " (docs/trust.md), or set kubernetes.events = \"off\"";
                     say(board, &failure, hint);
                     tokio::time::sleep(longest).await;
+                    // It may be this namespace alone that takes none.
+                    counts.dropped.fetch_add(1, Ordering::Relaxed);
+                    return;
                 }
             }
         }
