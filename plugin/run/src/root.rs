@@ -5,7 +5,7 @@
 //! Runs on another simulated machine (`SIMGPU_STATE`) have another, because its GPUs are others although
 //! they may be called the same.
 //!
-//! Every user may write to the temporary directory, so another user may have the name already: then there are no runs.
+//! Every user may write to the temporary directory, so another user may have the name already. Runs fail then.
 
 use std::collections::BTreeSet;
 use std::fs::File;

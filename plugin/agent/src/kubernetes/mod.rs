@@ -102,27 +102,23 @@ pub fn report(agent: Arc<Agent>, timing: Timing) -> impl Future<Output = ()> + S
 }
 
 async fn run(agent: Arc<Agent>, server: Server, mut lines: mpsc::Receiver<Event>, timing: Timing) {
-    let (board, counts) = (&agent.board, &agent.trust.events);
     let mut changes = agent.config.changes();
     let name = node_name().unwrap_or_default();
     let client = EventClient::new(Client::new(server, timing.limit), name);
     let bucket = TokenBucket::every(NODE.0, NODE.1, Instant::now());
     let mut sender = Sender { client, bucket, events: Events::default(), timing };
-    while let Some(line) = lines.recv().await {
-        let Some((line, told)) = told(&agent, line, counts).await else { continue };
-        for (subject, words) in told {
-            tokio::select! {
-                () = sender.deliver(&subject, &words, &line, (board, counts)) => {}
-                () = switched_off(&mut changes) => {
-                    // What was not sent when events are switched off is not sent.
-                    while lines.try_recv().is_ok() {}
-                    board.set_condition(TOPIC, None);
-                    break;
-                }
-            }
+    loop {
+        tokio::select! {
+            () = sender.deliver_all(&agent, &mut lines) => return,
+            () = switched_off(&mut changes) => {}
         }
-        if lines.is_empty() {
-            sender.client.rest().await;
+        // What was not sent when events are switched off is not sent.
+        while lines.try_recv().is_ok() {}
+        agent.board.set_condition(TOPIC, None);
+        sender.client.rest().await;
+        // An error is the plugin's end.
+        if changes.wait_for(|config| are_wanted(config)).await.is_err() {
+            return;
         }
     }
 }
@@ -142,6 +138,20 @@ struct Sender {
 }
 
 impl Sender {
+    /// Sends the events of all lines, until there are no more to come.
+    async fn deliver_all(&mut self, agent: &Arc<Agent>, lines: &mut mpsc::Receiver<Event>) {
+        let (board, counts) = (&agent.board, &agent.trust.events);
+        while let Some(line) = lines.recv().await {
+            let Some((line, told)) = told(agent, line, counts).await else { continue };
+            for (subject, words) in told {
+                self.deliver(&subject, &words, &line, (board, counts)).await;
+            }
+            if lines.is_empty() {
+                self.client.rest().await;
+            }
+        }
+    }
+
     /// Sends an event, however often that has to be tried, unless somebody must do something first.
     async fn deliver(
         &mut self,

@@ -207,7 +207,7 @@ impl Machine {
         age(&mut known, passed);
         if known.at.is_before_boot_of(at) {
             (known.locked, known.uncorrectable, known.energy_mj) = (None, None, None);
-            // NVML says anew what stands against it.
+            // NVML reports again each fault that persists.
             (known.stands, known.needed_recovery, known.gone) = (None, false, false);
         }
         Machine { known, seen: now, failed: 0, passed: 0 }

@@ -154,7 +154,7 @@ const PREFIX: &str = "tessera.dev-share_";
 /// Runtimes read `.json` and `.yaml` and nothing else.
 const SUFFIX: &str = ".json";
 
-/// Why there is no spec, and what to do.
+/// The reason for a missing spec, and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct FileError(String);

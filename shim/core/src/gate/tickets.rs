@@ -74,7 +74,7 @@ impl Tickets {
     }
 
     /// Lets one waiting launch pass: of those with the least `rank`, by stream and context, who has
-    /// waited longest. It goes to the end of the queue, in case its thread is no more. Its rank; `None` where nobody
+    /// waited longest. It goes to the end of the queue, in case its thread has ended. Returns its rank, or `None` where nobody
     /// of rank `most` or less waits.
     pub(super) fn offer(&self, rank: impl Fn(usize, usize) -> u32, most: u32) -> Option<u32> {
         let mut waiters = self.waiters.lock();

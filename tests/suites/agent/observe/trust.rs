@@ -398,6 +398,12 @@ async fn events_are_switched_on_and_off_while_the_plugin_runs() {
     api.server.set_temper(answers(403, "events is forbidden"));
     happens(&node, &ids, What::Tampered { what: "x".into() }).await;
     node.warned("grant it").await;
+    // Nothing is being sent any more.
+    let mut before = None;
+    while before != Some(node.agent().trust.events.all()) {
+        before = Some(node.agent().trust.events.all());
+        tokio::time::sleep(3 * api.timing().pause[1]).await;
+    }
     switch(&mut node, "off");
     let plugin = node.status_until(|s| s.warnings.is_empty().then(|| s.plugin.clone())).await;
     assert!(plugin.configuration.unwrap().waiting_keys.is_empty());
