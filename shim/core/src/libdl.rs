@@ -148,10 +148,9 @@ pub(crate) unsafe fn start_thread(
 //
 // The dynamic linker knows both better. But `dladdr` is libdl's before glibc 2.34, and where there
 // is no `dlvsym` (musl, processes without libdl) nothing else leads to the `dlsym` behind our own;
-// see [`crate::libdl`]. Formats: System V ABI, chapter 5 ("Dynamic Linking", "Hash Table").
+// see [`crate::libdl`]. Formats: System V ABI, chapter 5 ("Dynamic Linking").
 
 const PT_DYNAMIC: u32 = 2;
-const DT_HASH: u64 = 4;
 const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
 const DT_GNU_HASH: u64 = 0x6fff_fef5;
@@ -260,7 +259,7 @@ fn pointer<T>(address: u64) -> *const T {
 /// # Safety
 /// `dynamic` must be the dynamic section of a file loaded at `base`.
 unsafe fn find(base: u64, mut dynamic: *const Dynamic, name: &CStr) -> Option<*mut c_void> {
-    let (mut strings, mut symbols, mut hash, mut gnu_hash) = (0, 0, 0, 0);
+    let (mut strings, mut symbols, mut gnu_hash) = (0, 0, 0);
     // SAFETY: a dynamic section ends with a null tag.
     while let entry = unsafe { &*dynamic }
         && entry.tag != 0
@@ -270,14 +269,14 @@ unsafe fn find(base: u64, mut dynamic: *const Dynamic, name: &CStr) -> Option<*m
         match entry.tag {
             DT_STRTAB => strings = address,
             DT_SYMTAB => symbols = address,
-            DT_HASH => hash = address,
             DT_GNU_HASH => gnu_hash = address,
             _ => {}
         }
         // SAFETY: not the last entry.
         dynamic = unsafe { dynamic.add(1) };
     }
-    if strings == 0 || symbols == 0 {
+    // Every libc that this one can be loaded beside has the newer of the two hash tables.
+    if strings == 0 || symbols == 0 || gnu_hash == 0 {
         return None;
     }
     let table: *const Symbol = pointer(symbols);
@@ -291,45 +290,8 @@ unsafe fn find(base: u64, mut dynamic: *const Dynamic, name: &CStr) -> Option<*m
                 .then(|| pointer::<c_void>(base.wrapping_add(symbol.value)).cast_mut())
         }
     };
-    // SAFETY: the file's own hash tables.
-    unsafe {
-        match (gnu_hash, hash) {
-            (0, 0) => None,
-            (0, hash) => by_sysv_hash(pointer(hash), name, is_it),
-            (hash, _) => by_gnu_hash(pointer(hash), name, is_it),
-        }
-    }
-}
-
-/// # Safety
-/// `table` must be a file's `DT_HASH`: buckets and links, by symbol index.
-unsafe fn by_sysv_hash(
-    table: *const u32,
-    name: &CStr,
-    is_it: impl Fn(u32) -> Option<*mut c_void>,
-) -> Option<*mut c_void> {
-    let mut hash = 0u32;
-    for &byte in name.to_bytes() {
-        hash = (hash << 4).wrapping_add(u32::from(byte));
-        let high = hash & 0xf000_0000;
-        hash = (hash ^ high >> 24) & !high;
-    }
-    // SAFETY: the table's form: counts of both arrays, then the arrays.
-    unsafe {
-        let (buckets, links) = (*table, *table.add(1));
-        if buckets == 0 {
-            return None;
-        }
-        let (first, next) = (table.add(2), table.add(2 + buckets as usize));
-        let mut index = *first.add((hash % buckets) as usize);
-        while index != 0 && index < links {
-            if let Some(found) = is_it(index) {
-                return Some(found);
-            }
-            index = *next.add(index as usize);
-        }
-    }
-    None
+    // SAFETY: the file's own hash table.
+    unsafe { by_gnu_hash(pointer(gnu_hash), name, is_it) }
 }
 
 /// # Safety
