@@ -14,7 +14,6 @@
 //! lock, descriptor or slot, nor a lock that another thread of its parent held while it forked.
 
 use crate::allocations::Allocations;
-use crate::arrays;
 use crate::attach::{self, Found, Pages, Sockets};
 use crate::contexts::Contexts;
 use crate::gate::{self, local::Local};
@@ -75,7 +74,6 @@ pub struct Process {
     pub contexts: Contexts,
     pub allocations: Allocations,
     pub pools: Pools,
-    pub(crate) array_sizes: Spin<arrays::Sizes>,
     pub graphs: Graphs,
     pub vmm: Vmm,
     pub shares: Shares,
@@ -248,7 +246,6 @@ fn arm(again: bool) -> Standing {
         contexts: Contexts::default(),
         allocations: Allocations::default(),
         pools: Pools::new(),
-        array_sizes: Spin::default(),
         graphs: Graphs::default(),
         vmm: Vmm::default(),
         shares: Shares::default(),
