@@ -1,4 +1,4 @@
-//! The calling thread's own words; its launch record, at the price of two loads.
+//! The calling thread's own words, its launch record among them.
 //!
 //! In a shared library `thread_local!` costs a call of `__tls_get_addr`, a fifth of what a hooked
 //! launch may cost, and that function is the dynamic linker's, a library that musl does not know by
@@ -9,7 +9,6 @@
 use crate::records::Record;
 use crate::thread::Thread;
 use core::cell::Cell;
-use core::mem::offset_of;
 
 /// All zero at first.
 #[repr(C)]
@@ -17,7 +16,7 @@ struct Own {
     record: Cell<*const Record>,
     thread: Thread,
 }
-const _: () = assert!(offset_of!(Own, record) == 0 && align_of::<Own>() == 8);
+const _: () = assert!(align_of::<Own>() == 8);
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 core::arch::global_asm!(
@@ -34,40 +33,9 @@ core::arch::global_asm!(
 );
 
 /// This thread's record; null before its first launch.
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) fn record() -> *const Record {
-    let record;
-    // SAFETY: reads this thread's own word, which exists for as long as the thread does.
-    unsafe {
-        core::arch::asm!(
-            "mov {record}, qword ptr [rip + tessera_record@GOTTPOFF]",
-            "mov {record}, qword ptr fs:[{record}]",
-            record = out(reg) record,
-            options(nostack, preserves_flags, readonly),
-        );
-    }
-    record
-}
-
-/// This thread's record; null before its first launch.
-#[cfg(target_arch = "aarch64")]
-#[inline(always)]
-pub(crate) fn record() -> *const Record {
-    let record;
-    // SAFETY: reads this thread's own word, which exists for as long as the thread does.
-    unsafe {
-        core::arch::asm!(
-            "mrs {thread}, tpidr_el0",
-            "adrp {record}, :gottprel:tessera_record",
-            "ldr {record}, [{record}, :gottprel_lo12:tessera_record]",
-            "ldr {record}, [{thread}, {record}]",
-            thread = out(reg) _,
-            record = out(reg) record,
-            options(nostack, preserves_flags, readonly),
-        );
-    }
-    record
+    own().record.get()
 }
 
 pub(crate) fn set_record(record: *const Record) {
