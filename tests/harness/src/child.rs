@@ -74,10 +74,6 @@ impl Preloaded {
         }
     }
 
-    pub fn shim(self, shim: impl Into<PathBuf>) -> Self {
-        Self { shim: Some(shim.into()), ..self }
-    }
-
     /// On this simulated machine.
     pub fn sim(mut self, sim: &SimGpu) -> Self {
         self.envs.extend(sim.envs().into_iter().map(|(k, v)| (k.into(), v.into())));
