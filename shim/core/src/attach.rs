@@ -1,9 +1,9 @@
 //! Finds the pages. *Absence closes*: where the mount point exists, only it counts, and a page that
 //! is missing, unreadable or invalid means no GPU, not an unlimited one.
 //!
-//! The mount point is a directory with one directory for each share, named by its allocation, or (made by
-//! plugins before there were several) the one share's pages themselves. The parent is the container's, so
-//! anything may have been put there: what counts is mounted read-only, from another file system.
+//! The mount point is a directory with one directory for each share, named by its allocation. It is the
+//! container's, so anything may have been put there: what counts is mounted read-only, from another file
+//! system. What `TESSERA_DIR` names may be the one share's directory itself.
 
 use crate::log::{Reason, errno, set_errno};
 use alloc::boxed::Box;
@@ -92,16 +92,13 @@ pub fn find() -> Found {
 
 /// [`CONTAINER_PAGES_DIR`], as the kernel takes it.
 const MOUNT_POINT: &CStr = c"/usr/local/tessera/pages";
-/// The directory that it is in.
-const ABOVE: &CStr = c"/usr/local/tessera";
 
 const _: () = {
     let (a, b) = (CONTAINER_PAGES_DIR.as_bytes(), MOUNT_POINT.to_bytes());
-    assert!(a.len() == b.len() && ABOVE.to_bytes().len() < a.len());
+    assert!(a.len() == b.len());
     let mut at = 0;
     while at < a.len() {
         assert!(a[at] == b[at]);
-        assert!(at >= ABOVE.to_bytes().len() || ABOVE.to_bytes()[at] == a[at]);
         at += 1;
     }
 };
@@ -133,50 +130,40 @@ fn attach(dir: &CStr, place: Place) -> Result<Pages, ()> {
         broken(place, format_args!("{}: {fault}", at.to_string_lossy()));
     };
     let none = |fault: ShareFault| unusable(dir, &fault);
-    let given = |dir: &CStr, above: &CStr| match place {
-        Place::MountPoint => is_mounted_read_only(dir, above),
+    let given = |at: &CStr| match place {
+        Place::MountPoint => is_mounted_read_only(at, dir),
         Place::Named => true,
     };
-    let mut names = [[0u8; NAME]; MAX_SHARES + 1];
-    let count = match list(dir, &mut names) {
-        Ok(count) => count,
-        // A file in the directory's place, or none: what the page says of it.
-        Err(libc::ENOENT | libc::ENOTDIR) => 0,
+    let mut names = match list(dir) {
+        Ok(names) => names,
+        // A file in the directory's place, or none: as an empty one.
+        Err(libc::ENOENT | libc::ENOTDIR) => Vec::new(),
         Err(errno) => {
             unusable(dir, &format_args!("not to be listed (os error {errno})"));
             return Err(());
         }
     };
-    let names = &mut names[..count.min(MAX_SHARES + 1)];
     let mut found: Vec<(CString, Share)> = Vec::new();
-    if count == 0 && !given(dir, ABOVE) {
-        none(ShareFault::None);
-        return Err(());
-    }
-    // Without any share's directory this is one share's own, as it was before there could be several; an
-    // empty one is what a runtime makes of a mount source that is missing.
-    let is_file = |name: &[u8; NAME]| {
-        let name = CStr::from_bytes_until_nul(name).unwrap_or_default().to_bytes();
+    let is_file = |name: &CString| {
         [QUOTA_FILE, USAGE_FILE, SESSION_SOCKET, GATE_SOCKET]
             .iter()
-            .any(|file| file.as_bytes() == name)
+            .any(|file| file.as_bytes() == name.to_bytes())
     };
-    if count == 0 || names.iter().any(is_file) && given(dir, ABOVE) {
+    if place == Place::Named && (names.is_empty() || names.iter().any(is_file)) {
         found.push((dir.into(), open(dir, place)?));
-    } else if count > MAX_SHARES {
+    } else if names.len() > MAX_SHARES {
         none(ShareFault::TooMany);
         return Err(());
     } else {
         // Every process of every container has them in this order.
         names.sort_unstable();
         let mut not_given = None;
-        for name in names {
-            let name = CStr::from_bytes_until_nul(name).unwrap_or_default();
+        for name in &names {
             let name = name.to_str().unwrap_or_default();
             let at = in_dir(dir, name);
             // What a volume of the pod's brings, or somebody in the container makes, adds nothing to what was
             // given, and takes nothing away.
-            if !given(&at, dir) {
+            if !given(&at) {
                 not_given.get_or_insert(at);
                 continue;
             }
@@ -213,70 +200,54 @@ fn open(dir: &CStr, place: Place) -> Result<Share, ()> {
     Ok(Share { quota, usage })
 }
 
-// What is in a directory, and whether it is a mount: by system calls alone, as libc's own listing takes
-// memory of the host's allocator.
-
-/// Longest name of an entry, with the NUL: longer ones are cut, and are no allocation's.
-pub(crate) const NAME: usize = tessera_region::layout::ALLOCATION_LEN;
-
-const BUFFER: usize = 2048;
-/// `struct linux_dirent64` (getdents64(2)): inode, offset, length of the record, type, name.
-const LENGTH_AT: usize = 16;
-const NAME_AT: usize = 19;
-
-/// Lists `dir` into `names`, each NUL-terminated, and returns how many entries there are, at most one more
-/// than there is room for. `.` and `..` are none.
-pub(crate) fn list(dir: &CStr, names: &mut [[u8; NAME]]) -> Result<usize, i32> {
-    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+/// The entries of `dir` but for `.` and `..`: all, or one more than there may be shares.
+fn list(dir: &CStr) -> Result<Vec<CString>, i32> {
     let before = errno();
-    // SAFETY: a NUL-terminated path.
-    let fd = unsafe { libc::open(dir.as_ptr(), flags) };
-    if fd < 0 {
-        let error = errno();
-        set_errno(before);
-        return Err(error);
-    }
-    let listed = list_open(fd, names);
-    // SAFETY: opened above, and nobody else's.
-    unsafe { libc::close(fd) };
+    let listed = entries(dir);
     set_errno(before);
     listed
 }
 
-fn list_open(fd: i32, names: &mut [[u8; NAME]]) -> Result<usize, i32> {
-    #[repr(align(8))]
-    struct Buffer([u8; BUFFER]);
-    let mut buffer = Buffer([0; BUFFER]);
-    let mut count = 0;
-    loop {
-        // SAFETY: the buffer is valid for its length.
-        let got = unsafe { libc::syscall(libc::SYS_getdents64, fd, buffer.0.as_mut_ptr(), BUFFER) };
-        let got = match usize::try_from(got) {
-            Ok(0) => return Ok(count),
-            Ok(got) => got.min(BUFFER),
-            Err(_) => return Err(errno()),
-        };
-        let mut at = 0;
-        while let Some(record) = buffer.0[..got].get(at..).filter(|rest| rest.len() > NAME_AT) {
-            let length =
-                usize::from(u16::from_ne_bytes([record[LENGTH_AT], record[LENGTH_AT + 1]]));
-            let name = &record[NAME_AT..length.clamp(NAME_AT, record.len())];
-            let name = &name[..name.iter().position(|&byte| byte == 0).unwrap_or(name.len())];
-            if name != b"." && name != b".." {
-                let Some(place) = names.get_mut(count) else { return Ok(count + 1) };
-                let kept = name.len().min(NAME - 1);
-                place.fill(0);
-                place[..kept].copy_from_slice(&name[..kept]);
-                count += 1;
-            }
-            at += length.max(NAME_AT);
-        }
+fn entries(dir: &CStr) -> Result<Vec<CString>, i32> {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+    // SAFETY: a NUL-terminated path.
+    let fd = unsafe { libc::open(dir.as_ptr(), flags) };
+    if fd < 0 {
+        return Err(errno());
     }
+    // SAFETY: opened above, and closed by the stream's end.
+    let stream = unsafe { libc::fdopendir(fd) };
+    if stream.is_null() {
+        let error = errno();
+        // SAFETY: nobody else's.
+        unsafe { libc::close(fd) };
+        return Err(error);
+    }
+    let mut names: Vec<CString> = Vec::new();
+    let error = loop {
+        set_errno(0);
+        // SAFETY: the stream is open.
+        let entry = unsafe { libc::readdir(stream) };
+        if entry.is_null() {
+            break errno();
+        }
+        // SAFETY: an entry, valid until the next is read, whose name ends with a NUL.
+        let name = unsafe { CStr::from_ptr((&raw const (*entry).d_name).cast()) };
+        if name != c"." && name != c".." {
+            names.push(name.into());
+        }
+        if names.len() > MAX_SHARES {
+            break 0;
+        }
+    };
+    // SAFETY: open until now.
+    unsafe { libc::closedir(stream) };
+    if error == 0 { Ok(names) } else { Err(error) }
 }
 
 /// Whether `dir` is a directory that somebody outside has mounted here, read-only: it lies on another file
 /// system than the directory it is in, `above`. A container without privileges can make neither.
-pub(crate) fn is_mounted_read_only(dir: &CStr, above: &CStr) -> bool {
+fn is_mounted_read_only(dir: &CStr, above: &CStr) -> bool {
     let before = errno();
     let mut stat = MaybeUninit::<libc::stat>::uninit();
     let mut look = |path: &CStr| {
@@ -320,30 +291,15 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_listed_with_their_names_and_counted_beyond_the_room() {
+    fn entries_are_listed_until_there_are_too_many() {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut names = [[0; NAME]; 200];
-        assert_eq!(list(&c(dir.path()), &mut names), Ok(0));
-        let long = "x".repeat(NAME + 20);
-        for at in 0..150 {
-            std::fs::create_dir(dir.path().join(format!("{at:040}"))).expect("made");
-        }
-        std::fs::write(dir.path().join(&long), "").expect("made");
-        assert_eq!(list(&c(dir.path()), &mut names), Ok(151));
-        let mut found: Vec<_> = names[..151]
-            .iter()
-            .map(|name| CStr::from_bytes_until_nul(name).expect("one").to_str().expect("text"))
-            .collect();
-        found.sort_unstable();
-        assert_eq!((found[7], found[150]), (&*format!("{:040}", 7), &long[..NAME - 1]));
-        assert_eq!(list(&c(dir.path()), &mut names[..3]), Ok(4));
-    }
-
-    #[test]
-    fn what_is_no_directory_has_a_reason() {
-        let mut names = [[0; NAME]; 1];
-        assert_eq!(list(c"/no/such/path", &mut names), Err(libc::ENOENT));
-        assert_eq!(list(c"/dev/null", &mut names), Err(libc::ENOTDIR));
+        assert_eq!(list(&c(dir.path())), Ok(Vec::new()));
+        std::fs::create_dir(dir.path().join("share")).expect("made");
+        assert_eq!(list(&c(dir.path())), Ok(vec![c"share".into()]));
+        (0..150).for_each(|at| std::fs::write(dir.path().join(at.to_string()), "").expect("made"));
+        assert_eq!(list(&c(dir.path())).map(|names| names.len()), Ok(MAX_SHARES + 1));
+        assert_eq!(list(c"/no/such/path"), Err(libc::ENOENT));
+        assert_eq!(list(c"/dev/null"), Err(libc::ENOTDIR));
     }
 
     #[test]

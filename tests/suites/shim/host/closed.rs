@@ -140,10 +140,12 @@ fn in_a_container_the_mounted_pages_count_and_the_environment_does_not() {
         return;
     }
     let sim = SimGpu::start_default();
-    let mounted = Pages::create(&[(sim.uuid(0), 64 * MIB)]);
+    let container = tempfile::tempdir().unwrap();
+    let mounted = Pages::share(container.path(), "0123456789abcdef", &[(sim.uuid(0), 64 * MIB)]);
     let generous = Pages::create(&[(sim.uuid(0), 4096 * MIB)]);
     for other in [None, Some(&*generous.dir), Some(Path::new("/nonexistent"))] {
-        let mut program = Preloaded::new(compile_c("calls")).sim(&sim).in_container(&mounted.dir);
+        let mut program =
+            Preloaded::new(compile_c("calls")).sim(&sim).in_container(container.path());
         if let Some(other) = other {
             program = program.env("TESSERA_DIR", other);
         }

@@ -83,8 +83,9 @@ fn an_empty_environment_does_not_shake_the_shim_off() {
     if external::or_skip(can_contain(), test).is_none() {
         return;
     }
-    let (sim, pages) = quota(64 * MIB);
-    let mut program = Preloaded::new("/usr/bin/env").in_container(pages.dir).arg("-i");
+    let (sim, container) = (SimGpu::start_default(), tempfile::tempdir().unwrap());
+    let _pages = Pages::share(container.path(), "0123456789abcdef", &[(sim.uuid(0), 64 * MIB)]);
+    let mut program = Preloaded::new("/usr/bin/env").in_container(container.path()).arg("-i");
     // The simulated driver is found by its path; an image's would be in the loader's cache.
     for (name, value) in sim.envs() {
         program = program.arg(format!("{name}={value}"));

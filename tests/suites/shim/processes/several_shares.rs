@@ -257,7 +257,7 @@ fn a_container_has_the_shares_that_are_mounted_and_none_that_it_makes() {
         format!("{copy}; mkdir ../x; mv {made} ../x/; ln -s ../x/{made} {made}"),
         format!("ln -s /usr/local/tessera/pages/{own} {made}"),
         "echo quota > more".to_owned(),
-        // As the one share that the directory itself was once.
+        // As the one share of a command of `tessera run` is.
         format!("cp {own}/quota {own}/usage ."),
     ] {
         let mut tenant = ready(in_container(&container, &sim, &script));
@@ -284,23 +284,12 @@ fn a_container_in_which_only_made_shares_are_left_is_closed() {
 }
 
 #[test]
-fn a_container_without_any_share_is_closed_and_one_of_an_older_plugin_is_not() {
-    if external::or_skip(can_contain(), "containers of older plugins").is_none() {
+fn a_container_without_any_share_is_closed() {
+    if external::or_skip(can_contain(), "an empty container").is_none() {
         return;
     }
     let sim = SimGpu::start_default();
-    let gpu: &[_] = &[(sim.uuid(0), 20 * MIB)];
-    let container = Container::of(&[gpu]);
-    // The one share's pages at the mount point itself.
-    let program = Preloaded::new(compile_c("calls")).sim(&sim);
-    let mut old = ready(program.in_container(&container.shares[0].dir));
-    alloc(&mut old, 20);
-    is_refused(&mut old, 2);
-    // Both at once have one quota: a container that was not restarted beside one that was.
-    let mut new = ready(in_container(&container, &sim, ":"));
-    is_refused(&mut new, 2);
-    drop((old, new));
-
+    let container = Container::of(&[&[(sim.uuid(0), 20 * MIB)]]);
     let script = format!("umount {0}/usage {0} && rmdir {0}", id(0));
     let mut bare = Conversation::start(in_container(&container, &sim, &script));
     assert_eq!(bare.ask("init").result, NOT_READY);
