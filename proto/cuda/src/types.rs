@@ -20,6 +20,7 @@ pub const CUDA_ERROR_INVALID_CONTEXT: CUresult = 201;
 pub const CUDA_ERROR_INVALID_HANDLE: CUresult = 400;
 pub const CUDA_ERROR_NOT_FOUND: CUresult = 500;
 pub const CUDA_ERROR_NOT_READY: CUresult = 600;
+pub const CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: CUresult = 701;
 pub const CUDA_ERROR_NOT_SUPPORTED: CUresult = 801;
 /// Returned by `cuInit` when Tessera's pages are absent or invalid: "the system is not yet ready".
 pub const CUDA_ERROR_SYSTEM_NOT_READY: CUresult = 802;

@@ -78,8 +78,6 @@ pub struct Process {
     pub vmm: Vmm,
     pub shares: Shares,
     pub records: Records,
-    /// Launches in flight of threads that got no record.
-    pub crowd: AtomicU32,
     /// Serialises what creates and destroys a device's primary context.
     pub primaries: [Spin<()>; PRIMARIES],
     pub(crate) gate: Local,
@@ -250,7 +248,6 @@ fn arm(again: bool) -> Standing {
         vmm: Vmm::default(),
         shares: Shares::default(),
         records: Records::new(),
-        crowd: AtomicU32::new(0),
         primaries: [const { Spin::new(()) }; PRIMARIES],
         gate,
         has_membarrier: gate::has_membarrier(),

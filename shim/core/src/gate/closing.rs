@@ -59,14 +59,11 @@ pub(super) fn flags_are_down(process: &Process, still: impl Fn() -> bool) -> boo
     everybody_passes_a_barrier(process);
     let (mut from, mut looks) = (0, 0u32);
     loop {
-        let busy = process.records.busy_from(from);
-        if busy.is_none() && process.crowd.load(Ordering::Acquire) == 0 {
-            return true;
-        }
+        let Some(busy) = process.records.busy_from(from) else { return true };
         if !still() {
             return false;
         }
-        from = busy.unwrap_or(usize::MAX);
+        from = busy;
         looks += 1;
         if looks.is_multiple_of(LOOKS) {
             process.records.bury();
@@ -89,7 +86,7 @@ pub(super) fn mark(process: &Process, word: u32) {
     }
     streams.take_up(process);
     everybody_passes_a_barrier(process);
-    if process.records.busy_from(0).is_some() || process.crowd.load(Ordering::Acquire) != 0 {
+    if process.records.busy_from(0).is_some() {
         return; // the helper waits for them
     }
     let is_marked = flight::mark_all(process, &mut streams);

@@ -51,12 +51,15 @@ pub(crate) use events::is_capturing;
 
 use crate::log::{errno, now_ns, set_errno};
 use crate::own::record;
+use crate::quota;
 use crate::records::{Flown, Record};
 use crate::state::{self, Process, Standing};
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 use local::Local;
-use tessera_cuda::types::{CUDA_ERROR_SYSTEM_NOT_READY, CUresult};
+use tessera_cuda::types::{
+    CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, CUDA_ERROR_SYSTEM_NOT_READY, CUresult,
+};
 use tessera_region::layout::{GATE_CLOSED, GATE_OPEN, GATE_SOLO, GATE_YIELD, gate_state};
 use tessera_region::session::Message;
 
@@ -69,18 +72,8 @@ pub enum Pass {
     Counted(Counted),
     /// Into the thread's own default stream, beside a live capture.
     Own(Own),
-    /// More threads than there are records: they share a counter.
-    Crowd(&'static AtomicU32),
     /// Nothing to give back: pass-through, or inside another launch of this thread.
     Free,
-}
-
-impl Drop for Pass {
-    fn drop(&mut self) {
-        if let Self::Crowd(count) = self {
-            count.fetch_sub(1, Ordering::Release);
-        }
-    }
 }
 
 /// A busy flag that is up; dropping it lowers it.
@@ -202,7 +195,8 @@ pub fn admit_several(mut streams: impl Iterator<Item = Stream>) -> Result<Pass, 
 /// function's flavour. To be dropped right after the driver's call.
 ///
 /// # Errors
-/// `CUDA_ERROR_SYSTEM_NOT_READY` where the quota cannot be read (absence closes).
+/// `CUDA_ERROR_SYSTEM_NOT_READY` where the quota cannot be read (absence closes);
+/// `CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES` for a thread of which nothing can be noted.
 pub fn admit(kind: Kind, stream: Stream) -> Result<Pass, CUresult> {
     admit_when(kind, stream, true)
 }
@@ -219,9 +213,13 @@ fn admit_when(kind: Kind, stream: Stream, may_queue: bool) -> Result<Pass, CUres
             Standing::Armed(process) => process,
         };
         bind::if_due(process);
-        record = process.records.claim(process.owner());
-        let Some(record) = record else { return Ok(admit_to_crowd(process, stream)) };
-        crate::own::set_record(record);
+        let Some(claimed) = process.records.claim(process.owner()) else {
+            // Who closes the gate could not see it.
+            quota::refuse_unnoted("a launch");
+            return Err(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+        };
+        crate::own::set_record(claimed);
+        record = Some(claimed);
     }
     let Some(record) = record else { return Ok(Pass::Free) };
     // SAFETY: not null, as just seen to; the state of a process is never freed.
@@ -353,44 +351,6 @@ fn note_again(process: &Process, record: &Record, stream: Stream) {
     streams::note(&process.gate.noted, stream, || {
         record.stream.store(stream.0, Ordering::Relaxed);
     });
-}
-
-/// A launch of a thread that has no record. It waits at a closed gate like others; how much is in
-/// flight is not counted.
-fn admit_to_crowd(process: &'static Process, stream: Stream) -> Pass {
-    let (mut may_wait, mut ticket) = (true, 0);
-    loop {
-        process.crowd.fetch_add(1, Ordering::SeqCst);
-        let pass = Pass::Crowd(&process.crowd);
-        let gate = &process.gate;
-        let is_closed = |order| gate_state(gate.gate().load(order)) == GATE_CLOSED;
-        let is_free = !may_wait || gate.captures.is_of(stream);
-        let flight = gate.flight();
-        let passes = is_free
-            || match is_closed(Ordering::Acquire) {
-                true => gate.tickets.take(ticket),
-                false => {
-                    // Nobody marks it: a closing settles it.
-                    flight.admitted.fetch_add(1, Ordering::SeqCst);
-                    let passes = !is_closed(Ordering::SeqCst);
-                    if !passes {
-                        flight.admitted.fetch_sub(1, Ordering::Relaxed);
-                    }
-                    passes
-                }
-            };
-        if passes {
-            // The window has nothing to do with it.
-            gate.completed.fetch_add(u64::from(!is_free), Ordering::Relaxed);
-            streams::note(&gate.noted, stream, || {});
-            if let Some(shared) = process.account.launches().last() {
-                shared.fetch_add(1, Ordering::Relaxed);
-            }
-            return pass;
-        }
-        drop(pass);
-        (may_wait, ticket) = wait_at(process, stream, None);
-    }
 }
 
 /// What the application has waited for.
