@@ -2,7 +2,7 @@
 //!
 //! A preloaded library with a symbol that cannot be found ends every program that it is loaded into
 //! (musl), or is left out, and the quota with it (glibc). So what some C library lacks is referred to
-//! weakly: `dlvsym` and `__register_atfork` do not exist in musl; and before glibc 2.34 `dlopen`,
+//! weakly: `dlvsym` does not exist in musl; and before glibc 2.34 `dlopen`,
 //! `dlclose` and `dlvsym` are libdl's, which a program that loads nothing at run time does
 //! not have. Opening it there on our account alone cost every process 25 µs. A process that gets
 //! libdl later, with what some plugin of libc's needs, is served by [`function`].
@@ -82,26 +82,6 @@ pub(crate) fn dlvsym() -> Option<Dlvsym> {
     let dlvsym = weak!("dlvsym");
     // SAFETY: non-null, a function of that name, which has this signature.
     (!dlvsym.is_null()).then(|| unsafe { core::mem::transmute::<*mut c_void, Dlvsym>(dlvsym) })
-}
-
-/// Has `handler` called in every forked child from now on. (`pthread_atfork` would need
-/// `libpthread.so.0` before glibc 2.34; what it calls is libc's own, LSB Core "__register_atfork".)
-pub(crate) fn at_fork_in_child(handler: extern "C" fn()) {
-    type Handler = Option<extern "C" fn()>;
-    type RegisterAtFork = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int;
-    let register = weak!("__register_atfork");
-    if register.is_null() {
-        return;
-    }
-    // SAFETY: a function of that name has this signature; the shim is never unloaded.
-    unsafe {
-        core::mem::transmute::<*mut c_void, RegisterAtFork>(register)(
-            None,
-            None,
-            Some(handler),
-            ptr::null_mut(),
-        );
-    }
 }
 
 /// A detached-in-effect thread with a small stack, or with one of the default size where static TLS leaves too little

@@ -44,7 +44,7 @@ pub(crate) fn unmap(at: NonNull<u8>, bytes: usize) {
     unsafe { libc::munmap(at.as_ptr().cast(), bytes) };
 }
 
-/// Makes `bytes` at `at` read as zero in forked children. False where the kernel is older than 4.14.
+/// Makes `bytes` at `at` read as zero in forked children. False where the kernel is older than Linux 4.14.
 pub(crate) fn wipe_on_fork(at: NonNull<u8>, bytes: usize) -> bool {
     // SAFETY: the range was mapped by `map`, and the advice changes nothing in this process.
     unsafe { libc::madvise(at.as_ptr().cast(), bytes, libc::MADV_WIPEONFORK) == 0 }
@@ -122,7 +122,7 @@ impl<T: Zeroed + 'static, const CHUNKS: usize> Chunks<T, CHUNKS> {
         if chunk.load(Ordering::Relaxed).is_null() {
             let bytes = CHUNK * size_of::<T>();
             let memory = map(bytes)?;
-            // Where the kernel cannot do it, `state` clears the pointers to it in the child.
+            // It can: `state` has begun with it.
             wipe_on_fork(memory, bytes);
             chunk.store(memory.as_ptr().cast(), Ordering::Release);
         }

@@ -18,9 +18,7 @@ use crate::attach::{self, Found, Pages, Sockets};
 use crate::contexts::Contexts;
 use crate::gate::{self, local::Local};
 use crate::graphs::Graphs;
-use crate::libdl;
 use crate::log::Reason;
-use crate::own;
 use crate::pages;
 use crate::place::Gpus;
 use crate::pools::Pools;
@@ -109,6 +107,7 @@ struct Wiped {
 
 static WIPED: AtomicPtr<Wiped> = AtomicPtr::new(ptr::null_mut());
 static NO_SLOT: Reason = Reason::new();
+static OLD_KERNEL: Reason = Reason::new();
 
 /// Where this process stands, attaching when nobody asked before.
 #[inline]
@@ -286,21 +285,12 @@ fn wiped() -> Option<&'static Wiped> {
 /// all.
 fn fresh() -> Option<ptr::NonNull<u8>> {
     let page = pages::map(size_of::<Wiped>())?;
-    if !pages::wipe_on_fork(page, size_of::<Wiped>()) {
-        // A kernel before 4.14. Running twice, where two threads come here at once, is no harm.
-        libdl::at_fork_in_child(wipe_by_hand);
+    if pages::wipe_on_fork(page, size_of::<Wiped>()) {
+        return Some(page);
     }
-    Some(page)
-}
-
-/// What `MADV_WIPEONFORK` does, for kernels without it; runs in the child.
-extern "C" fn wipe_by_hand() {
-    let wiped = WIPED.load(Ordering::Relaxed);
-    if !wiped.is_null() {
-        // SAFETY: a mapped page; the child has one thread, and all-zero is a valid `Wiped`.
-        unsafe { ptr::write_bytes(wiped, 0, 1) };
-    }
-    own::set_record(ptr::null());
+    OLD_KERNEL.say(format_args!("no GPU for this process: it needs Linux 4.14 or newer"));
+    pages::unmap(page, size_of::<Wiped>());
+    None
 }
 
 /// A process that could claim no slot still tells the plugin; nobody else would.
