@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use tessera_cuda::coverage::{accounted_for, base_name, inert, nvml_accounted_for};
+use tessera_cuda::coverage::{accounted_for, base_name, nvml_accounted_for};
 use tessera_cuda::hooks::HOOKS;
 use tessera_harness::external;
 
@@ -37,120 +37,6 @@ fn declared(mark: &str, prefix: &str) -> Option<BTreeSet<String>> {
         names.extend(text.lines().filter_map(renamed));
     }
     Some(names)
-}
-
-/// A declaration in cuda.h with the comment before it.
-#[derive(Debug)]
-struct Documented {
-    name: String,
-    text: String,
-    arguments: String,
-}
-
-/// Every documented function of cuda.h of both generations.
-fn documented() -> Option<Vec<Documented>> {
-    let headers = texts("cuda.h", "the classification test")?;
-    Some(headers.iter().flat_map(|header| comments(header)).collect())
-}
-
-fn comments(header: &str) -> Vec<Documented> {
-    let mut found = Vec::new();
-    for (at, _) in header.match_indices("/**") {
-        let Some(end) = header[at..].find("*/") else { continue };
-        let (text, rest) = (&header[at..at + end], &header[at + end + 2..]);
-        let rest = rest.trim_start();
-        let Some(declaration) = rest.strip_prefix("CUresult CUDAAPI") else { continue };
-        let Some((name, arguments)) = declaration.split_once('(') else { continue };
-        found.push(Documented {
-            name: name.trim().to_owned(),
-            text: text.to_owned(),
-            arguments: arguments.split(';').next().unwrap_or_default().to_owned(),
-        });
-    }
-    found
-}
-
-/// Functions that look as if they obtained, released or launched something and do not, with why.
-const HARMLESS: &[(&str, &str)] = &[
-    ("cuMemAddressReserve", "address space, not memory"),
-    ("cuMemAddressFree", "address space, not memory"),
-    ("cuMemGetAllocationGranularity", "a question"),
-    ("cuMemGetAllocationPropertiesFromHandle", "a question"),
-    ("cuTensorMapSetAllocationClass", "a field of a descriptor"),
-    ("cuMulticastAddDevice", "a member of an object; the memory comes with binding"),
-    ("cuLogicalEndpointAddDevice", "a member of an object; the memory comes with binding"),
-    ("cuLogicalEndpointExport", "a name; holds nothing"),
-    ("cuLogicalEndpointIdRelease", "a number"),
-    ("cuLogicalEndpointIdReserve", "a number"),
-    ("cuGraphicsResourceSetMapFlags", "a flag of a resource"),
-    ("cuGLSetBufferObjectMapFlags", "a flag of a resource"),
-    ("cuImportExternalSemaphore", "a semaphore of another API"),
-    ("cuDestroyExternalSemaphore", "a semaphore of another API"),
-    ("cuLinkCreate", "linking is the host's work"),
-    ("cuLinkAddData", "linking is the host's work"),
-    ("cuLinkAddFile", "linking is the host's work"),
-    ("cuLinkComplete", "linking is the host's work; loading the result is another call"),
-    ("cuLinkDestroy", "linking is the host's work"),
-    ("cuUserObjectCreate", "host objects that graphs own"),
-    ("cuUserObjectRelease", "host objects that graphs own"),
-    ("cuGraphReleaseUserObject", "host objects that graphs own"),
-    ("cuTexRefCreate", "a descriptor of the host's"),
-    ("cuTexRefDestroy", "a descriptor of the host's"),
-    ("cuGraphCreate", "a graph is a description; its executable form obtains"),
-    ("cuGraphDestroy", "a graph is a description"),
-    ("cuGraphConditionalHandleCreate", "a number in a graph"),
-    ("cuEventCreateFromEGLSync", "an event of another API"),
-    ("cuIpcOpenEventHandle", "an event of another process"),
-    ("cuGraphClone", "a graph is a description"),
-    ("cuGraphRetainUserObject", "host objects that graphs own"),
-    ("cuUserObjectRetain", "host objects that graphs own"),
-    ("cuCtxResetPersistingL2Cache", "a cache"),
-    ("cuKernelSetAttribute", "a setting, kept on the host"),
-    ("cuKernelSetCacheConfig", "a setting, kept on the host"),
-    ("cuStreamGetDevice", "a question"),
-    ("cuStreamGetFlags", "a question"),
-    ("cuStreamGetPriority", "a question"),
-    ("cuModuleGetLoadingMode", "a question"),
-    ("cuFuncIsLoaded", "a question"),
-    ("cuDeviceGetNvSciSyncAttributes", "a question"),
-    ("cuLogicalEndpointGetLimits", "a question"),
-    ("cuLogicalEndpointQuery", "a question"),
-    ("cuIpcGetEventHandle", "a name of an event"),
-    ("cuTensorMapEncodeIm2col", "a descriptor of the host's"),
-    ("cuTensorMapEncodeIm2colWide", "a descriptor of the host's"),
-    ("cuTensorMapEncodeTiled", "a descriptor of the host's"),
-    ("cuTensorMapReplaceAddress", "a descriptor of the host's"),
-    ("cuCoredumpRegisterCompleteCallback", "a function of the host's"),
-    ("cuCoredumpRegisterStartCallback", "a function of the host's"),
-    ("cuDeviceRegisterAsyncNotification", "a function of the host's"),
-    ("cuLogsRegisterCallback", "a function of the host's"),
-];
-
-/// Words of a name that say so.
-const TELLING: &[&str] = &[
-    "Alloc", "Create", "Import", "Map", "Launch", "Free", "Destroy", "Release", "Export", "Bind",
-    "Trim", "Reset", "Memset", "Memcpy", "Retain", "Register", "Unload", "Load",
-];
-/// Types of what owns device memory.
-const OWNERS: &[&str] = &[
-    "CUarray *",
-    "CUmipmappedArray *",
-    "CUmemGenericAllocationHandle *",
-    "CUmemoryPool *",
-    "CUcontext *",
-    "CUgreenCtx *",
-    "CUmodule *",
-    "CUlibrary *",
-    "CUgraphExec *",
-    "CUexternalMemory *",
-    "CUdeviceptr *",
-];
-
-/// Functions that answer with such a handle and make nothing.
-fn only_answers(name: &str) -> bool {
-    // Whose handle it is was made before.
-    let telling = name.contains("Get") || name.contains("CtxPop") || name.contains("Memset");
-    telling && !TELLING.iter().any(|word| name.contains(word))
 }
 
 /// The export that a header's macro puts in place of a declared name: `cuInit_v2` of
@@ -219,46 +105,6 @@ fn every_declared_nvml_function_that_tells_about_tenants_is_accounted_for() {
 /// `cu[A-Z]…`: the driver's names; `cuda…` is the runtime's.
 fn is_driver_name(name: &str) -> bool {
     name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
-}
-
-/// What the header itself says obtains memory, is not taken for harmless by oversight.
-#[test]
-fn nothing_that_the_headers_say_may_obtain_or_release_is_called_inert() {
-    let Some(functions) = documented() else { return };
-    assert!(functions.len() > 800, "only {} documented functions", functions.len());
-    let mut wrong = BTreeSet::new();
-    for Documented { name, text, arguments } in functions {
-        let suspicious = [
-            (text.contains("CUDA_ERROR_OUT_OF_MEMORY"), "may run out of memory"),
-            (
-                OWNERS.iter().any(|of| {
-                    arguments.contains(of) && !arguments.contains(&format!("const {of}"))
-                }) && !only_answers(&name),
-                "gives out what owns memory",
-            ),
-            (TELLING.iter().any(|word| name.contains(word)), "is named so"),
-        ];
-        let Some((_, why)) = suspicious.into_iter().find(|(is, _)| *is) else { continue };
-        let base = base_name(&name);
-        // Nodes are parts of a description, whose executable form obtains; those that allocate are
-        // accounted for.
-        if base.starts_with("cuGraph") && base.contains("Node") {
-            continue;
-        }
-        if inert().any(|name| name == base)
-            && !HARMLESS.iter().any(|(harmless, _)| *harmless == base)
-        {
-            wrong.insert(format!("{name} ({why})"));
-        }
-    }
-    assert!(wrong.is_empty(), "among the inert in proto/cuda/src/coverage.txt, but: {wrong:#?}");
-}
-
-#[test]
-fn every_exception_is_needed() {
-    for (name, why) in HARMLESS {
-        assert!(inert().any(|inert| inert == *name) && !why.is_empty(), "{name} is not inert");
-    }
 }
 
 // The table's argument lists are those of NVIDIA's headers.
