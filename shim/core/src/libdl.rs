@@ -324,15 +324,6 @@ mod tests {
     }
 
     #[test]
-    fn this_program_has_a_dynamic_linker() {
-        // SAFETY: NULL names the program itself.
-        let own = unsafe { dlopen(ptr::null(), libc::RTLD_LAZY) };
-        assert!(!own.is_null() && dlvsym().is_some());
-        // SAFETY: the handle just opened.
-        assert_eq!(unsafe { dlclose(own) }, 0);
-    }
-
-    #[test]
     fn functions_are_where_the_dynamic_linker_finds_them() {
         for (name, expected) in [
             (c"dlsym", libc::dlsym as *const c_void),

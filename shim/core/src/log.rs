@@ -100,15 +100,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn throttle_allows_once_per_interval() {
-        let throttle = Throttle::new();
-        assert!(throttle.allows(10, 100));
-        assert!(!throttle.allows(50, 100));
-        assert!(throttle.allows(110, 100));
-        assert!(!throttle.allows(110, 100));
-    }
-
-    #[test]
     fn long_lines_are_cut_not_lost() {
         let mut buffer = Buffer { bytes: [0; LINE], len: 0 };
         assert!(buffer.write_str(&"x".repeat(2 * LINE)).is_err());

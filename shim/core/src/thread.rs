@@ -136,24 +136,4 @@ mod tests {
         drop(outer);
         assert!(Depth::enter().is_some());
     }
-
-    fn state() -> c_int {
-        let (mut now, mut ignored) = (DISABLE, 0);
-        // SAFETY: reads the state by setting it and sets it back.
-        unsafe {
-            pthread_setcancelstate(DISABLE, &raw mut now);
-            pthread_setcancelstate(now, &raw mut ignored);
-        }
-        now
-    }
-
-    #[test]
-    fn the_state_before_comes_back_and_nests() {
-        let before = state();
-        let outer = Deferred::new();
-        drop(Deferred::new());
-        assert_eq!(state(), DISABLE);
-        drop(outer);
-        assert_eq!(state(), before);
-    }
 }

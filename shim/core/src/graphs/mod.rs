@@ -247,21 +247,4 @@ mod tests {
         assert_eq!(graphs.insert(8, needs(800)), Ok(()), "a handle made again");
         assert_eq!(graphs.find(8), Some((needs(800), false)));
     }
-
-    #[test]
-    fn a_trim_unmaps() {
-        let graphs = Graphs::default();
-        assert_eq!(graphs.insert(0x10, needs(1)), Ok(()));
-        graphs.mapped(0x10);
-        assert_eq!(graphs.find(0x10), Some((needs(1), true)));
-        graphs.trimmed();
-        assert_eq!(graphs.find(0x10), Some((needs(1), false)));
-    }
-
-    #[test]
-    fn needs_name_the_gpus_concerned() {
-        assert!(Needs::default().is_nothing());
-        assert_eq!(needs(5).each().collect::<Vec<_>>(), [(1, 5)]);
-        assert!(!Needs { unlisted: 1, ..Needs::default() }.is_nothing());
-    }
 }

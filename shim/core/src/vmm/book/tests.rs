@@ -22,42 +22,9 @@ fn release(book: &mut Book, handle: u64) -> u64 {
     ending(book, |book, each| book.released(ticket, true, each))
 }
 
-fn map(book: &mut Book, handle: u64, start: u64, size: u64) -> u64 {
-    let ticket = book.pin(handle).expect("known");
-    ending(book, |book, each| book.mapped(ticket, start, size, each))
-}
-
 fn unmap(book: &mut Book, start: u64, size: u64) -> u64 {
     let before = book.now();
     ending(book, |book, each| book.unmapped((start, size), before, each))
-}
-
-#[test]
-fn a_handle_given_again_ends_the_old_memory_once() {
-    let mut book = Book::default();
-    make(&mut book, 1, 10);
-    map(&mut book, 1, 100, 10);
-    // Its release is under way: the driver has let go, another thread gets the handle first.
-    let ticket = book.releasing(1).expect("a reference");
-    assert_eq!(make(&mut book, 1, 20), 10);
-    assert_eq!(ending(&mut book, |book, each| book.released(ticket, true, each)), 0);
-    assert_eq!(unmap(&mut book, 100, 10), 0);
-    assert_eq!(release(&mut book, 1), 20);
-}
-
-#[test]
-fn what_was_mapped_since_an_unmap_began_stays() {
-    let mut book = Book::default();
-    make(&mut book, 1, 10);
-    make(&mut book, 2, 20);
-    map(&mut book, 1, 100, 10);
-    release(&mut book, 1);
-    let before = book.now();
-    // The driver has unmapped it, and another thread maps there before we know.
-    assert_eq!(map(&mut book, 2, 100, 10), 10);
-    assert_eq!(ending(&mut book, |book, each| book.unmapped((100, 10), before, each)), 0);
-    assert_eq!(release(&mut book, 2), 0);
-    assert_eq!(unmap(&mut book, 100, 10), 20);
 }
 
 #[test]
