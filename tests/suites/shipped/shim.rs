@@ -37,14 +37,6 @@ fn is_local() -> bool {
 }
 
 #[test]
-fn versions_compare_by_number() {
-    assert_eq!(glibc_version("GLIBC_2.3.4"), Some(vec![2, 3, 4]));
-    assert!(glibc_version("GLIBC_2.4") < glibc_version("GLIBC_2.17"));
-    assert_eq!(glibc_version("GCC_3.0"), None);
-    assert_eq!(glibc_version("GLIBC_PRIVATE"), None);
-}
-
-#[test]
 fn the_shim_exports_the_hooks_and_dlsym_and_nothing_else() {
     // A further export would take the place of a function of that name in every process.
     let listing = about_the_shim("nm", &["-D", "--defined-only"]);
@@ -266,15 +258,6 @@ fn musl_programs_do_not_notice_the_shim() {
         };
         is_out_of_the_way(&musl);
     }
-}
-
-#[test]
-fn even_under_musl_a_driver_would_be_held_to_the_quota() {
-    // There is no CUDA for musl. But what gives a program glibc's functions there may bring one.
-    let Some(musl) = external::or_skip(ForeignLibc::musl("musl"), "the quota under musl") else {
-        return;
-    };
-    holds_the_quota(&musl);
 }
 
 #[test]

@@ -153,28 +153,6 @@ fn a_growth_that_does_not_fit_is_refused_and_undone() {
     tenant.must(&format!("alloc {}", 48 * MIB));
 }
 
-/// The free of what was refused waits for its stream; until then the pool owes the chunk.
-#[test]
-fn a_pool_in_debt_is_refused_more_until_the_debt_is_gone() {
-    let (_sim, pages, mut tenant, mut witness) = watched(48 * MIB);
-    let before = witness.must("info");
-    tenant.must(&format!("block {BLOCKED}"));
-    for _ in 0..5 {
-        let refused = tenant.ask(&format!("async {} {BLOCKED}", 40 * MIB));
-        assert_eq!(refused.result, OUT_OF_MEMORY);
-        let refused = tenant.ask(&format!("async {} {FREE}", 40 * MIB));
-        assert_eq!(refused.result, OUT_OF_MEMORY);
-        // However often it is asked for.
-        assert!(before - witness.must("info") <= 2 * CHUNK);
-    }
-    tenant.must("unblock");
-    tenant.must("sync");
-    assert_eq!(witness.must("info"), before);
-    assert_eq!(pages.charged(0), 0);
-    tenant.must(&format!("async {MIB} {FREE}"));
-    assert_eq!(pages.charged(0), CHUNK);
-}
-
 /// A pool that keeps what it has (as PyTorch and RMM set theirs) gives nothing back by itself.
 #[test]
 fn a_debt_is_everybodys_until_the_next_synchronisation_and_no_longer() {
