@@ -9,8 +9,8 @@
 //!
 //! A mark is one of two kinds:
 //! - the hash of the 64 bytes that name the memory (`CUipcMemHandle`, `CUmemFabricHandle`);
-//! - for file descriptors, which name nothing: when it was imported, and on which GPU. It fits all
-//!   memory of that GPU that had been exported as a descriptor by then.
+//! - for file descriptors, which name nothing: when it was imported. It fits all memory that had been
+//!   exported as a descriptor by then.
 //!
 //! A descriptor keeps memory alive too. This process's own is visible: its device and
 //! inode show whether it is still open.
@@ -47,10 +47,6 @@ pub struct Export {
 
 /// Marks of descriptors have this bit.
 const DESCRIPTOR: u64 = 1 << 63;
-/// Then five bits for the GPU, and the rest for the time.
-const GPU_SHIFT: u32 = 58;
-/// Not known yet.
-const ANY_GPU: u64 = 31;
 
 /// The mark of memory that these bytes name (FNV-1a).
 pub(crate) fn name(bytes: &[u8; 64]) -> u64 {
@@ -60,22 +56,13 @@ pub(crate) fn name(bytes: &[u8; 64]) -> u64 {
     (hash & !DESCRIPTOR).max(1)
 }
 
-/// The mark of a descriptor that is imported now, on the page's GPU `gpu` where that is known.
-pub(crate) fn descriptor(gpu: Option<u8>) -> u64 {
-    stamp(gpu, now_us())
-}
-
-fn stamp(gpu: Option<u8>, us: u64) -> u64 {
-    DESCRIPTOR | gpu.map_or(ANY_GPU, u64::from) << GPU_SHIFT | us
-}
-
-/// The same, on a GPU that has turned out since.
-pub(crate) fn on_gpu(mark: u64, gpu: u8) -> u64 {
-    stamp(Some(gpu), mark & ((1 << GPU_SHIFT) - 1))
+/// The mark of a descriptor that is imported now.
+pub(crate) fn descriptor() -> u64 {
+    DESCRIPTOR | now_us()
 }
 
 fn now_us() -> u64 {
-    (now_ns() / 1000) & ((1 << GPU_SHIFT) - 1)
+    (now_ns() / 1000) & !DESCRIPTOR
 }
 
 impl Export {
@@ -104,13 +91,11 @@ impl Export {
     }
 
     /// Whether `mark` may stand for an import of it.
-    fn fits(&self, gpu: u8, mark: u64) -> bool {
-        if mark & DESCRIPTOR == 0 {
-            return self.name == mark;
+    fn fits(&self, mark: u64) -> bool {
+        match mark & DESCRIPTOR {
+            0 => self.name == mark,
+            _ => self.since_us != 0 && mark & !DESCRIPTOR >= self.since_us,
         }
-        let on = mark >> GPU_SHIFT & ANY_GPU;
-        let at = mark & ((1 << GPU_SHIFT) - 1);
-        self.since_us != 0 && at >= self.since_us && (on == ANY_GPU || on == u64::from(gpu))
     }
 
     /// Whether the last descriptor is still open here.
@@ -153,7 +138,7 @@ impl Imported {
 
     fn end(self, process: &Process) {
         process.account.note_imported(self.bytes, false);
-        unmark_import(process, self.mark);
+        process.account.unmark_import(self.mark);
     }
 }
 
@@ -172,10 +157,10 @@ struct Lingering {
     export: Export,
     bytes: u64,
     gpu: u8,
-    vmm: bool,
+    kind: Kind,
 }
 
-// SAFETY: integers and a bool, for which zero is a valid value.
+// SAFETY: integers, and a kind, of which zero is one.
 unsafe impl Zeroed for Exported {}
 // SAFETY: as above.
 unsafe impl Zeroed for Imported {}
@@ -272,10 +257,9 @@ impl Shares {
         if bytes == 0 {
             return;
         }
-        if !export.is_none() && is_held(process, gpu, &export) {
+        if !export.is_none() && is_held(process, &export) {
             let mut lingering = self.lingering.lock();
-            let vmm = matches!(kind, Kind::Vmm);
-            if lingering.push(Lingering { export, bytes, gpu, vmm }).is_ok() {
+            if lingering.push(Lingering { export, bytes, gpu, kind }).is_ok() {
                 self.lingers.store(lingering.len(), Ordering::Release);
             }
             // Without memory for the table they stay charged, which is the safe side.
@@ -303,10 +287,8 @@ impl Shares {
             process.account.recover_dead(usize::from(first.gpu));
         }
         let mut any = false;
-        while let Some(over) = lingering.take(|one| !is_held(process, one.gpu, &one.export)) {
-            // The statistics know two kinds of what can be exported.
-            let kind = if over.vmm { Kind::Vmm } else { Kind::Plain };
-            quota::release(process, over.gpu, over.bytes, kind);
+        while let Some(over) = lingering.take(|one| !is_held(process, &one.export)) {
+            quota::release(process, over.gpu, over.bytes, over.kind);
             any = true;
         }
         self.lingers.store(lingering.len(), Ordering::Release);
@@ -321,7 +303,7 @@ impl Shares {
         if let Some(known) = imported.iter_mut().find(|known| known.pointer == pointer) {
             if known.mark == mark {
                 known.users += 1;
-                unmark_import(process, mark);
+                process.account.unmark_import(mark);
             } else {
                 // Another's memory at the address: the old one is gone, though we saw no close.
                 known.end(process);
@@ -343,42 +325,9 @@ impl Shares {
     }
 }
 
-/// Marks an import in all shares of the process; see [`Account::mark_import`].
-///
-/// [`Account::mark_import`]: tessera_region::account::Account::mark_import
-pub(crate) fn mark_import(process: &Process, mark: u64) {
-    process.account.mark_import(|share| seen_in(process, share, mark));
-}
-
-pub(crate) fn unmark_import(process: &Process, mark: u64) {
-    process.account.unmark_import(|share| seen_in(process, share, mark));
-}
-
-/// A mark as it stands in the pages of a share, which number GPUs themselves: other processes with that share
-/// may have others beside it. 0 where the share has nothing of the mark's GPU.
-fn seen_in(process: &Process, share: usize, mark: u64) -> u64 {
-    let on = mark >> GPU_SHIFT & ANY_GPU;
-    if mark & DESCRIPTOR == 0 || on == ANY_GPU {
-        return mark;
-    }
-    let there = usize::try_from(on).ok().and_then(|gpu| gpu_in(process, share, gpu));
-    there.map_or(0, |gpu| on_gpu(mark, gpu))
-}
-
-/// The index in a share's pages of a GPU of the process.
-fn gpu_in(process: &Process, share: usize, gpu: usize) -> Option<u8> {
-    let parts = process.account.shares().parts(gpu);
-    parts.iter().find(|part| usize::from(part.share) == share).map(|part| part.gpu)
-}
-
 /// Whether anybody may keep memory alive that was exported so.
-fn is_held(process: &'static Process, gpu: u8, export: &Export) -> bool {
-    /// No page has so many.
-    const NONE: u8 = u8::MAX;
-    let fits = |share: usize, mark: u64| {
-        export.fits(gpu_in(process, share, gpu.into()).unwrap_or(NONE), mark)
-    };
-    export.is_open() || process.account.any_import(fits)
+fn is_held(process: &'static Process, export: &Export) -> bool {
+    export.is_open() || process.account.any_import(|mark| export.fits(mark))
 }
 
 // Legacy IPC: device pointers shared by 64-byte handles (CUDA Driver API, "Memory Management").
@@ -414,10 +363,10 @@ pub unsafe fn cuIpcOpenMemHandle(
 ) -> Answer {
     let Some((process, _depth)) = tenant()? else { return call() };
     let mark = name(&handle.reserved);
-    mark_import(process, mark);
+    process.account.mark_import(mark);
     let answer = call();
     if answer.is_err() || pointer.is_null() {
-        unmark_import(process, mark);
+        process.account.unmark_import(mark);
         return answer;
     }
     let context = place::current(process).serial();
@@ -443,26 +392,16 @@ mod tests {
         let mut export = Export::default();
         let (this, other) = (name(&[1; 64]), name(&[2; 64]));
         assert_ne!(this, other);
-        assert!(!export.fits(0, this));
+        assert!(!export.fits(this));
         export.named(this);
-        assert!(export.fits(0, this) && !export.fits(0, other));
-        assert!(!export.fits(0, descriptor(Some(0))), "it was not exported as a descriptor");
+        assert!(export.fits(this) && !export.fits(other));
+        assert!(!export.fits(descriptor()), "it was not exported as a descriptor");
     }
 
     #[test]
-    fn a_descriptor_fits_what_was_exported_before_it_on_its_gpu() {
+    fn a_descriptor_fits_what_was_exported_before_it() {
         let export = Export { since_us: 100, ..Export::default() };
-        for (gpu, us, fits) in [
-            (Some(1), 100, true),
-            (Some(1), 99, false),
-            (Some(2), 200, false),
-            (None, 200, true),
-            (None, 99, false),
-        ] {
-            assert_eq!(export.fits(1, stamp(gpu, us)), fits, "{gpu:?} {us}");
-        }
-        let turned_out = on_gpu(stamp(None, 200), 2);
-        assert!(!export.fits(1, turned_out) && export.fits(2, turned_out));
+        assert!(export.fits(DESCRIPTOR | 100) && !export.fits(DESCRIPTOR | 99));
     }
 
     #[test]

@@ -444,11 +444,11 @@ impl Account {
 // here it is a word other than 0. A mark lives as long as its slot's owner: recovery zeroes it.
 
 impl Account {
-    /// Marks an import, before the driver is asked for it: in the slot of each share, with what `mark` says for
-    /// that share. 0 marks nothing. The same mark may be there several times.
-    pub fn mark_import(&self, mark: impl Fn(usize) -> u64) {
-        for (at, slot) in self.slots.iter().enumerate() {
-            let (mark, slot) = (mark(at), slot.words());
+    /// Marks an import in the slot of each share, before the driver is asked for it. 0 marks nothing. The same mark
+    /// may be there several times.
+    pub fn mark_import(&self, mark: u64) {
+        for slot in &self.slots {
+            let slot = slot.words();
             if mark != 0 && !replace(&slot.imports, 0, mark) {
                 slot.more_imports.fetch_add(1, Ordering::Relaxed);
             }
@@ -458,9 +458,9 @@ impl Account {
     }
 
     /// Takes one such mark back, after the driver let go of the import.
-    pub fn unmark_import(&self, mark: impl Fn(usize) -> u64) {
-        for (at, slot) in self.slots.iter().enumerate() {
-            let (mark, slot) = (mark(at), slot.words());
+    pub fn unmark_import(&self, mark: u64) {
+        for slot in &self.slots {
+            let slot = slot.words();
             if mark != 0 && !replace(&slot.imports, mark, 0) {
                 let less = |more: u32| more.checked_sub(1);
                 let _ = slot.more_imports.fetch_update(Ordering::Release, Ordering::Relaxed, less);
@@ -480,20 +480,20 @@ impl Account {
         }
     }
 
-    /// Whether any process with one of the shares, this one among them, has an import that `matches` in that
-    /// share, or more imports than it could mark.
-    pub fn any_import(&self, matches: impl Fn(usize, u64) -> bool) -> bool {
+    /// Whether any process with one of the shares, this one among them, has an import that `matches`, or more
+    /// imports than it could mark.
+    pub fn any_import(&self, matches: impl Fn(u64) -> bool) -> bool {
         fence(Ordering::SeqCst);
-        let marked = |share: usize, slot: &Slot| {
+        let marked = |slot: &Slot| {
             slot.more_imports.load(Ordering::Acquire) != 0
                 || slot.imports.iter().any(|word| {
                     let mark = word.load(Ordering::Acquire);
-                    mark != 0 && matches(share, mark)
+                    mark != 0 && matches(mark)
                 })
         };
-        self.shares.shares().iter().enumerate().any(|(at, share)| {
+        self.shares.shares().iter().any(|share| {
             let usage = &share.usage;
-            (0..usage.high_water()).any(|index| marked(at, usage.slot(index)))
+            (0..usage.high_water()).any(|index| marked(usage.slot(index)))
         })
     }
 }

@@ -477,15 +477,15 @@ proptest! {
 fn imports_are_seen_by_all_until_they_end_or_their_process_is_taken_back() {
     let dir = pages();
     let (exporter, importer) = (holder(&dir, 10), holder(&dir, 0));
-    let seen = |mark| exporter.any_import(|_, found| found == mark);
+    let seen = |mark| exporter.any_import(|found| found == mark);
     assert!(!seen(7));
-    importer.mark_import(|_| 7);
-    importer.mark_import(|_| 7);
+    importer.mark_import(7);
+    importer.mark_import(7);
     assert!(seen(7) && !seen(8));
-    importer.unmark_import(|_| 7);
+    importer.unmark_import(7);
     assert!(seen(7), "it was imported twice");
     // Any word is legal: a mark means something to the tenant alone.
-    importer.mark_import(|_| u64::MAX);
+    importer.mark_import(u64::MAX);
     assert!(file(&dir).snapshot().is_ok());
     drop(importer);
     assert!(seen(7), "dead, and nobody has looked");
@@ -503,12 +503,12 @@ fn more_imports_than_can_be_marked_stand_for_all() {
     let (exporter, importer) = (holder(&dir, 10), holder(&dir, 0));
     let marks = u64::try_from(crate::layout::IMPORTS).unwrap() + 1;
     for mark in 1..=marks {
-        importer.mark_import(|_| mark);
+        importer.mark_import(mark);
     }
-    assert!(exporter.any_import(|_, _| false));
-    importer.unmark_import(|_| marks);
-    assert!(!exporter.any_import(|_, _| false));
-    assert!(exporter.any_import(|_, found| found == 1));
+    assert!(exporter.any_import(|_| false));
+    importer.unmark_import(marks);
+    assert!(!exporter.any_import(|_| false));
+    assert!(exporter.any_import(|found| found == 1));
 }
 
 #[test]

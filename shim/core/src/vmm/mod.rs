@@ -33,7 +33,7 @@ impl Vmm {
     /// Notes in the book what a driver call did, and gives back what ended by it.
     fn note(&self, process: &'static Process, act: Act<'_>) {
         act(&mut self.book.lock(), &mut |memory, export| {
-            shares::unmark_import(process, memory.import);
+            process.account.unmark_import(memory.import);
             process.shares.ended(process, memory.gpu, memory.bytes, Kind::Vmm, export);
         });
         process.shares.look_again(process);
@@ -287,30 +287,22 @@ pub unsafe fn cuMemImportFromShareableHandle(
     handle_type: CUmemAllocationHandleType,
 ) -> Answer {
     let Some((process, _depth)) = tenant()? else { return call() };
-    let mut mark = match handle_type {
+    let mark = match handle_type {
         CU_MEM_HANDLE_TYPE_FABRIC if !shareable.is_null() => {
             // SAFETY: the caller promises 64 bytes for this type.
             shares::name(&unsafe { shareable.cast::<[u8; 64]>().read_unaligned() })
         }
-        _ => shares::descriptor(None),
+        _ => shares::descriptor(),
     };
-    shares::mark_import(process, mark);
+    process.account.mark_import(mark);
     let answer = call();
     if answer.is_err() || handle.is_null() {
-        shares::unmark_import(process, mark);
+        process.account.unmark_import(mark);
         return answer;
     }
     // SAFETY: the driver wrote it.
     let handle = unsafe { *handle };
     let home = home_of(process, handle);
-    if let Some((_, gpu)) = home
-        && handle_type != CU_MEM_HANDLE_TYPE_FABRIC
-    {
-        let turned_out = shares::on_gpu(mark, gpu);
-        shares::mark_import(process, turned_out);
-        shares::unmark_import(process, mark);
-        mark = turned_out;
-    }
     // Multicast objects and host memory are no device memory of anybody's.
     let (device, gpu) = home.unwrap_or((-1, 0));
     let import = if home.is_some() { mark } else { 0 };
@@ -318,7 +310,7 @@ pub unsafe fn cuMemImportFromShareableHandle(
     let mut noted = Ok(false);
     process.vmm.note(process, &mut |book, each| noted = book.imported(handle, new, each));
     if noted != Ok(true) || import == 0 {
-        shares::unmark_import(process, mark);
+        process.account.unmark_import(mark);
     }
     noted.map(|_| ()).map_err(|_full| {
         release_unseen(handle);
