@@ -20,9 +20,9 @@ use tessera_cuda::types::*;
 use tessera_region::layout::Kind;
 
 /// How many bytes an array of `shape` takes in the current context.
-fn size_of(shape: &Shape) -> Size {
+fn size_of(shape: &Shape) -> u64 {
     // Without a device or memory, too: the call itself will say so.
-    ask(shape).map_or_else(|_| shape.estimate(), |bytes| Size { least: bytes, worst: bytes })
+    ask(shape).unwrap_or_else(|_| shape.estimate())
 }
 
 /// Asks the driver, by way of a twin without memory.
@@ -93,8 +93,8 @@ unsafe fn create<N: Width>(
         return call();
     }
     let Some(place) = place::current(process).or_refuse(process, name)? else { return call() };
-    let size = size_of(&shape);
-    let ask = Ask { name, kind: Kind::Array, worst: size.worst, least: size.least };
+    let bytes = size_of(&shape);
+    let ask = Ask { name, kind: Kind::Array, asked: bytes, most: bytes };
     // SAFETY: the driver wrote the handle when it succeeded.
     let array = || unsafe { *handle };
     // Charged what was reserved: the driver does not say what it took.
@@ -159,13 +159,6 @@ pub use cuArrayDestroy as cuMipmappedArrayDestroy;
 // itself can't be asked (CUDA Driver API, "Memory Management": `cuArray3DCreate`,
 // `cuMipmappedArrayCreate`). Errs upwards.
 
-/// Bytes that a shape takes on a GPU: at least, and at most. The driver's answer is both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Size {
-    pub(super) least: u64,
-    pub(super) worst: u64,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     /// As the caller gave it, in the newest form.
@@ -202,21 +195,13 @@ impl Shape {
         self.descriptor.Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) != 0
     }
 
-    /// The bytes that its texels need, and the most that they may take with padding.
-    /// `u64::MAX`, which fits no quota, where that overflows.
-    pub(super) fn estimate(&self) -> Size {
-        let least = self.sum(|width, height| width.checked_mul(height));
-        let worst = self.sum(|width, height| {
-            let stack = height.checked_next_power_of_two()?.clamp(1, TILE_HEIGHT * STACKED);
-            let height = height.checked_next_multiple_of(stack.max(TILE_HEIGHT))?;
-            width.checked_next_multiple_of(TILE_WIDTH)?.checked_mul(height)
-        });
-        let worst = worst.and_then(|bytes| bytes.checked_next_multiple_of(ALIGN));
-        Size { least: least.unwrap_or(u64::MAX), worst: worst.unwrap_or(u64::MAX) }
+    /// The most that its texels may take with padding; `u64::MAX`, which fits no quota, where that overflows.
+    fn estimate(&self) -> u64 {
+        self.padded().unwrap_or(u64::MAX)
     }
 
-    /// Sums `plane(bytes of a row, rows)` over levels, slices and layers.
-    fn sum(&self, plane: impl Fn(u64, u64) -> Option<u64>) -> Option<u64> {
+    /// The sum of all levels, slices and layers.
+    fn padded(&self) -> Option<u64> {
         let d = &self.descriptor;
         // An extent of 0 says that there is no such dimension.
         let extent = |n: usize| (n as u64).max(1);
@@ -228,11 +213,14 @@ impl Shape {
         let mut total = 0u64;
         for level in 0..levels {
             let halved = |extent: u64| (extent >> level).max(1);
-            let row = halved(width).checked_mul(texel)?;
+            let row = halved(width).checked_mul(texel)?.checked_next_multiple_of(TILE_WIDTH)?;
+            let rows = halved(height);
+            let stack = rows.checked_next_power_of_two()?.clamp(TILE_HEIGHT, TILE_HEIGHT * STACKED);
             let slices = if layered { depth } else { halved(depth) };
-            total = total.checked_add(plane(row, halved(height))?.checked_mul(slices)?)?;
+            let plane = row.checked_mul(rows.checked_next_multiple_of(stack)?)?;
+            total = total.checked_add(plane.checked_mul(slices)?)?;
         }
-        Some(total)
+        total.checked_next_multiple_of(ALIGN)
     }
 }
 
@@ -264,42 +252,42 @@ mod tests {
 
     #[test]
     fn texels_are_counted_by_format_and_extents() {
-        for (shape, least) in [
-            (shape([1000, 0, 0], UINT8, 1), 1000),
-            (shape([1000, 10, 0], FLOAT, 4), 160_000),
-            (shape([100, 10, 7], FLOAT, 1), 28_000),
-            (shape([16, 16, 0], BC7, 4), 4096),
+        for (shape, bytes) in [
+            (shape([1000, 0, 0], UINT8, 1), 64 << 10),
+            (shape([4096, 4096, 0], UINT8, 1), 16 << 20),
+            (shape([1000, 1000, 0], FLOAT, 4), 16_000 * 1024),
+            (shape([1024, 1024, 7], FLOAT, 1), 28 << 20),
+            (shape([1024, 1024, 0], BC7, 4), 16 << 20),
         ] {
-            assert_eq!(shape.estimate().least, least, "{shape:?}");
+            assert_eq!(shape.estimate(), bytes, "{shape:?}");
         }
     }
 
     #[test]
     fn levels_shrink_but_layers_do_not() {
-        let cube = shape([64, 64, 6], UINT8, 1);
-        // 64² + 32² of six faces, and of a volume whose depth is halved too.
+        let cube = shape([1024, 1024, 6], UINT8, 1);
+        // 1024² + 512² of six faces, and of a volume whose depth is halved too.
         let faces = with(cube, CUDA_ARRAY3D_CUBEMAP, Some(2));
-        assert_eq!(faces.estimate().least, 6 * (4096 + 1024));
-        assert_eq!(with(cube, 0, Some(2)).estimate().least, 6 * 4096 + 3 * 1024);
+        assert_eq!(faces.estimate(), (6 * (1024 + 256)) << 10);
+        assert_eq!(with(cube, 0, Some(2)).estimate(), (6 * 1024 + 3 * 256) << 10);
         // Levels beyond the last are not made.
-        let most = with(cube, CUDA_ARRAY3D_LAYERED, Some(7)).estimate();
+        let most = with(cube, CUDA_ARRAY3D_LAYERED, Some(11)).estimate();
         assert_eq!(with(cube, CUDA_ARRAY3D_LAYERED, Some(1000)).estimate(), most);
     }
 
     #[test]
-    fn unknown_formats_count_as_the_largest_and_padding_only_adds() {
+    fn unknown_formats_count_as_the_largest() {
         let unknown = shape([100, 100, 0], 0x7777, 1).estimate();
         for format in [UINT8, FLOAT, BC7] {
-            let Size { least, worst } = shape([100, 100, 0], format, 4).estimate();
-            assert!(least <= worst && worst <= unknown.worst, "{format:#x}");
+            assert!(shape([100, 100, 0], format, 4).estimate() <= unknown, "{format:#x}");
         }
     }
 
     #[test]
     fn what_overflows_fits_nothing() {
         let huge = shape([usize::MAX, usize::MAX, usize::MAX], FLOAT, 4);
-        assert_eq!(huge.estimate(), Size { least: u64::MAX, worst: u64::MAX });
+        assert_eq!(huge.estimate(), u64::MAX);
         let wraps = shape([1 << 32, 1 << 32, 1], UINT8, 1);
-        assert_eq!(wraps.estimate().worst, u64::MAX);
+        assert_eq!(wraps.estimate(), u64::MAX);
     }
 }

@@ -47,10 +47,10 @@ pub(crate) struct Ask {
     /// The driver's function, for messages.
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
+    /// What the application asks for, for messages.
+    pub(crate) asked: u64,
     /// The most that the driver may take.
-    pub(crate) worst: u64,
-    /// The least; asked for when the worst does not fit.
-    pub(crate) least: u64,
+    pub(crate) most: u64,
 }
 
 pub(crate) struct Made {
@@ -87,11 +87,9 @@ pub(crate) fn charge(
     made: impl FnOnce(u64) -> Made,
     undo: impl FnOnce(u64),
 ) -> Answer {
-    let asked = Asked::Bytes(ask.least);
+    let asked = Asked::Bytes(ask.asked);
     let Some(gpu) = gpu else { return Err(quota::refuse_unlisted(process, ask.name, asked)) };
-    let (worst, least) = (footprint(ask.worst), footprint(ask.least));
-    let fits = least >= worst || worst <= quota::room(process, gpu);
-    let bytes = if fits { worst } else { least };
+    let bytes = footprint(ask.most);
     let reservation = quota::reserve_for(process, gpu, bytes, ask.name, asked)?;
     quota::insist(process, gpu, bytes, call)?; // the reservation rolls back
     let made = made(bytes);
@@ -139,7 +137,7 @@ unsafe fn allocate_exactly<P: Width>(
     if dptr.is_null() || bytes == 0 {
         return call();
     }
-    let ask = Ask { name, kind, worst: bytes, least: bytes };
+    let ask = Ask { name, kind, asked: bytes, most: bytes };
     // SAFETY: the driver wrote `dptr` when it succeeded.
     allocate(&ask, call, || Made { pointer: unsafe { *dptr }.wide(), bytes })
 }
@@ -184,8 +182,8 @@ pub unsafe fn cuMemAllocPitch<P: Width, N: Width>(
     let ask = Ask {
         name: "cuMemAllocPitch",
         kind: Kind::Pitched,
-        worst: row.saturating_mul(height),
-        least: width_bytes.saturating_mul(height),
+        asked: width_bytes.saturating_mul(height),
+        most: row.saturating_mul(height),
     };
     allocate(&ask, call, || {
         // SAFETY: the driver wrote both when it succeeded.
