@@ -199,23 +199,20 @@ pub(crate) use work_of;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Host memory, as the caller says.
+    /// Host memory, as the caller says, or nothing that there is: the driver will refuse the copy.
     Host,
     /// Memory of a GPU, or an array.
     Device,
     /// An address of either; the driver knows.
     Address(CUdeviceptr),
-    /// Nothing that there is: the driver will refuse the copy.
-    Unknown,
 }
 
 impl Side {
     fn described(kind: CUmemorytype, address: c_ulonglong) -> Self {
         match kind {
-            CU_MEMORYTYPE_HOST => Self::Host,
             CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_ARRAY => Self::Device,
             CU_MEMORYTYPE_UNIFIED => Self::Address(address),
-            _ => Self::Unknown,
+            _ => Self::Host,
         }
     }
 
@@ -223,16 +220,7 @@ impl Side {
         match operand.r#type {
             CU_MEMCPY_OPERAND_TYPE_POINTER => Self::Address(operand.op[0]),
             CU_MEMCPY_OPERAND_TYPE_ARRAY => Self::Device,
-            _ => Self::Unknown,
-        }
-    }
-
-    fn is_device(self, memory_type: &mut impl FnMut(CUdeviceptr) -> CUmemorytype) -> bool {
-        match self {
-            Self::Host | Self::Unknown => false,
-            Self::Device => true,
-            // Managed memory counts as a GPU's, wherever its pages are.
-            Self::Address(at) => memory_type(at) != CU_MEMORYTYPE_HOST,
+            _ => Self::Host,
         }
     }
 }
@@ -255,9 +243,12 @@ pub trait Transfer: Copy {
     /// Whether neither side is host memory. `memory_type` is asked only what nothing else tells.
     fn is_on_device(&self, mut memory_type: impl FnMut(CUdeviceptr) -> CUmemorytype) -> bool {
         let sides = self.sides();
-        let excluded = |side: &Side| matches!(side, Side::Host | Side::Unknown);
-        !sides.iter().any(excluded)
-            && sides.into_iter().all(|side| side.is_device(&mut memory_type))
+        let is_device = |side: Side| match side {
+            // Managed memory counts as a GPU's, wherever its pages are.
+            Side::Address(at) => memory_type(at) != CU_MEMORYTYPE_HOST,
+            side => side == Side::Device,
+        };
+        !sides.contains(&Side::Host) && sides.into_iter().all(is_device)
     }
 }
 
