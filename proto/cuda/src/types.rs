@@ -110,12 +110,6 @@ pub type CUmemPool_attribute = c_int;
 pub const CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: CUmemPool_attribute = 4;
 pub const CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: CUmemPool_attribute = 5;
 pub const CU_MEMPOOL_ATTR_USED_MEM_CURRENT: CUmemPool_attribute = 7;
-/// CUDA 13.
-pub const CU_MEMPOOL_ATTR_ALLOCATION_TYPE: CUmemPool_attribute = 9;
-/// CUDA 13.
-pub const CU_MEMPOOL_ATTR_LOCATION_ID: CUmemPool_attribute = 11;
-/// CUDA 13.
-pub const CU_MEMPOOL_ATTR_LOCATION_TYPE: CUmemPool_attribute = 12;
 
 /// `CUgraphMem_attribute`.
 pub type CUgraphMem_attribute = c_int;

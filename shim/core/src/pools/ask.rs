@@ -58,23 +58,13 @@ fn handle(pool: usize) -> CUmemoryPool {
     ptr::with_exposed_provenance_mut(pool)
 }
 
-/// An attribute of a live pool, which is a `T`. Attributes of pools are "potentially unsafe" to a driver that
-/// captures: asked beside a capture, they would end it.
-fn of_pool<T: Default>(pool: CUmemoryPool, attribute: c_int) -> Option<T> {
+/// An attribute of a live pool. Attributes of pools are "potentially unsafe" to a driver that captures: asked beside a
+/// capture, they would end it.
+fn of_pool(pool: CUmemoryPool, attribute: c_int) -> Option<u64> {
     let _uncaptured = Uncaptured::enter();
     let ask = &real::cuMemPoolGetAttribute;
-    // SAFETY: a live pool's handle and a place for the attribute.
-    ask.ask(T::default(), |ask, value| unsafe { ask(pool, attribute, value.cast()) }).ok()
-}
-
-/// Where a pool that nobody saw being made says it is. Drivers before CUDA 13 do not say.
-pub(crate) fn location(pool: CUmemoryPool) -> Option<(CUmemLocation, CUmemAllocationType)> {
-    let word = |attribute| of_pool::<c_int>(pool, attribute);
-    let location = CUmemLocation {
-        r#type: word(CU_MEMPOOL_ATTR_LOCATION_TYPE)?,
-        id: word(CU_MEMPOOL_ATTR_LOCATION_ID)?,
-    };
-    Some((location, word(CU_MEMPOOL_ATTR_ALLOCATION_TYPE)?))
+    // SAFETY: a live pool's handle and a place for the attribute, which is a cuuint64_t.
+    ask.ask(0, |ask, value: *mut u64| unsafe { ask(pool, attribute, value.cast()) }).ok()
 }
 
 /// The pool from which stream-ordered allocations on `device` come.

@@ -409,12 +409,8 @@ fn adopt(
     stream_gpu: Option<u8>,
 ) -> Option<&'static Pool> {
     let of_stream = stream_gpu.map_or(Home::Unlisted, Home::Gpu);
-    let said = || {
-        let (location, kind) = ask::location(handle)?;
-        super::home_of(process, location, kind, Some(of_stream))
-    };
     // Nobody says: where its user is.
-    let home = default_of(process, handle).or_else(said).unwrap_or(of_stream);
+    let home = default_of(process, handle).unwrap_or(of_stream);
     let pool = process.pools.adopt(handle, home)?;
     // What it holds already is owed.
     pool.settle(process);
