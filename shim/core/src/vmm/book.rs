@@ -76,8 +76,9 @@ struct Binding {
 
 #[derive(Clone, Copy, Debug)]
 struct Tile {
-    region: Region,
-    /// Serial of the context that owns the array.
+    /// The sparse array's handle.
+    array: u64,
+    /// Serial of the context that owns it.
     context: u32,
     entry: u32,
 }
@@ -253,45 +254,20 @@ impl Book {
         );
     }
 
-    /// The driver maps a part of a sparse array onto `handle`'s memory, or unmaps it (`None`).
-    pub(super) fn tile(
-        &mut self,
-        region: Region,
-        handle: Option<u64>,
-        context: u32,
-        each: Each<'_>,
-    ) {
-        // The new one first: it may be the memory's own tile that it replaces.
-        let memory = handle.and_then(|handle| self.pin(handle));
-        let mut at = 0;
-        while at < self.tiles.len() {
-            if !region.touches(&self.tiles[at].region) {
-                at += 1;
-                continue;
-            }
-            let old = self.tiles.remove(at);
-            for rest in old.region.without(&region) {
-                self.hold_tile(Tile { region: rest, ..old }, 0);
-            }
-            self.entries[old.entry as usize].holds -= 1;
-            self.settle(old.entry, each);
+    /// The driver maps a part of a sparse array onto `handle`'s memory, which counts as held until the array ends,
+    /// whatever is unmapped or mapped there later.
+    pub(super) fn tile(&mut self, array: u64, handle: u64, context: u32) {
+        let Some(entry) = self.named(handle) else { return };
+        if !self.tiles.iter().any(|tile| (tile.array, tile.entry) == (array, entry)) {
+            // As for mappings.
+            self.entries[entry as usize].holds += 1;
+            let _ = self.tiles.push(Tile { array, context, entry });
         }
-        if let Some(memory) = memory {
-            self.hold_tile(Tile { region, context, entry: memory.0 }, self.tiles.len());
-            self.unpin(memory, each);
-        }
-    }
-
-    /// Notes a tile at `at`, which keeps the order of those not looked at yet.
-    fn hold_tile(&mut self, tile: Tile, at: usize) {
-        // As for mappings.
-        self.entries[tile.entry as usize].holds += 1;
-        let _ = self.tiles.insert(at, tile);
     }
 
     /// An array is gone, and its tiles with it.
-    pub(super) fn array_ended(&mut self, resource: u64, each: Each<'_>) {
-        self.drop_tiles(&|tile| tile.region.resource == resource, each);
+    pub(super) fn array_ended(&mut self, array: u64, each: Each<'_>) {
+        self.drop_tiles(&|tile| tile.array == array, each);
     }
 
     /// A context is gone, and its arrays with it.
@@ -422,78 +398,6 @@ impl Book {
             self.entries[tile.entry as usize].holds -= 1;
             self.settle(tile.entry, each);
         }
-    }
-}
-
-// Which parts of sparse arrays are backed by which memory: boxes of texels, cut where something
-// else is mapped over them or unmapped (CUDA Driver API, `cuMemMapArrayAsync`).
-
-/// A part of an array: `subresource` says of which level and layer, or that it is the tail of small
-/// levels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Region {
-    /// The array's or mipmapped array's handle.
-    pub(super) resource: u64,
-    /// [`Region::LEVEL`] or [`Region::TAIL`].
-    pub(super) subresource: u32,
-    /// Mipmap level; 0 for the tail.
-    pub(super) level: u32,
-    pub(super) layer: u32,
-    /// First texel (or byte, in the tail).
-    pub(super) low: [u64; 3],
-    /// One past the last, in each dimension.
-    pub(super) high: [u64; 3],
-}
-
-impl Region {
-    /// `CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL`
-    pub(super) const LEVEL: u32 = 0;
-    /// `CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL`
-    pub(super) const TAIL: u32 = 1;
-
-    /// Whether it has no extent: arrays that are mapped as a whole ignore it.
-    fn is_whole(&self) -> bool {
-        (0..3).any(|d| self.low[d] >= self.high[d])
-    }
-
-    fn same_place(&self, other: &Self) -> bool {
-        self.resource == other.resource
-            && self.subresource == other.subresource
-            && self.level == other.level
-            && self.layer == other.layer
-    }
-
-    /// Whether mapping or unmapping `self` ends some of what `other` holds.
-    pub(super) fn touches(&self, other: &Self) -> bool {
-        if self.resource != other.resource {
-            return false;
-        }
-        self.is_whole()
-            || self.same_place(other)
-                && (other.is_whole()
-                    || (0..3).all(|d| self.low[d] < other.high[d] && other.low[d] < self.high[d]))
-    }
-
-    /// What is left of `self` without `other`, which touches it: up to two slabs a dimension.
-    pub(super) fn without(mut self, other: &Self) -> impl Iterator<Item = Self> {
-        let mut parts = [None; 6];
-        if !other.is_whole() && !self.is_whole() {
-            for d in 0..3 {
-                if self.low[d] < other.low[d] {
-                    let mut below = self;
-                    below.high[d] = other.low[d];
-                    self.low[d] = other.low[d];
-                    parts[2 * d] = Some(below);
-                }
-                if self.high[d] > other.high[d] {
-                    let mut above = self;
-                    above.low[d] = other.high[d];
-                    self.high[d] = other.high[d];
-                    parts[2 * d + 1] = Some(above);
-                }
-            }
-        }
-        parts.into_iter().flatten()
     }
 }
 

@@ -15,7 +15,7 @@ use crate::spin::Spin;
 use crate::state::Process;
 use crate::thread::{Answer, Call, entered, tenant};
 use crate::{place, real, shares};
-use book::{Book, Each, Memory, Region, Ticket};
+use book::{Book, Each, Memory, Ticket};
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem;
 use tessera_cuda::types::*;
@@ -201,33 +201,6 @@ pub unsafe fn cuMemUnmap(call: Call<'_>, pointer: CUdeviceptr, bytes: usize) -> 
     Ok(())
 }
 
-fn region(info: &CUarrayMapInfo) -> Region {
-    let [a, b, c, d] = info.subresource;
-    // The two halves of a word, in memory's order (little-endian, as all of CUDA's hosts).
-    let halves = |word: u64| (word & 0xffff_ffff, word >> 32);
-    let resource = info.resource.addr() as u64;
-    let (first, second) = halves(a);
-    let narrow = |word: u64| u32::try_from(word).unwrap_or(u32::MAX);
-    if info.subresourceType == 1 {
-        // layer, (padding), offset, size
-        let (low, high) = ([b, 0, 0], [b.saturating_add(c), 1, 1]);
-        let layer = narrow(first);
-        return Region { resource, subresource: Region::TAIL, level: 0, layer, low, high };
-    }
-    // level, layer, three offsets, three extents
-    let (x, y) = halves(b);
-    let (z, width) = halves(c);
-    let (height, depth) = halves(d);
-    Region {
-        resource,
-        subresource: Region::LEVEL,
-        level: narrow(first),
-        layer: narrow(second),
-        low: [x, y, z],
-        high: [x + width, y + height, z + depth],
-    }
-}
-
 /// CUDA Driver API, "Virtual Memory Management". In stream order, but noted at once.
 pub unsafe fn cuMemMapArrayAsync(
     call: Call<'_>,
@@ -244,9 +217,10 @@ pub unsafe fn cuMemMapArrayAsync(
     for index in 0..count as usize {
         // SAFETY: the caller promises `count` whole entries.
         let info = unsafe { list.add(index).read_unaligned() };
-        let handle = (info.memOperationType == CU_MEM_OPERATION_TYPE_MAP).then_some(info.memHandle);
-        let region = region(&info);
-        process.vmm.note(process, &mut |book, each| book.tile(region, handle, context, each));
+        if info.memOperationType == CU_MEM_OPERATION_TYPE_MAP {
+            let array = info.resource.addr() as u64;
+            process.vmm.book.lock().tile(array, info.memHandle, context);
+        }
     }
     Ok(())
 }
@@ -451,7 +425,6 @@ pub unsafe fn cuMulticastUnbind(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::ptr;
 
     #[test]
     fn only_locations_on_devices_are_device_memory() {
@@ -468,33 +441,5 @@ mod tests {
         ] {
             assert_eq!(at(host, 0), None, "{host}");
         }
-    }
-
-    fn info(subresource_type: c_int, words: [u32; 8]) -> CUarrayMapInfo {
-        let pair = |at: usize| u64::from(words[at]) | u64::from(words[at + 1]) << 32;
-        CUarrayMapInfo {
-            resourceType: 0,
-            resource: ptr::without_provenance_mut(7),
-            subresourceType: subresource_type,
-            subresource: [pair(0), pair(2), pair(4), pair(6)],
-            memOperationType: CU_MEM_OPERATION_TYPE_MAP,
-            memHandleType: 0,
-            memHandle: 1,
-            offset: 0,
-            deviceBitMask: 1,
-            flags: 0,
-            reserved: [0; 2],
-        }
-    }
-
-    #[test]
-    fn tiles_are_read_as_the_header_lays_them_out() {
-        let level = region(&info(0, [2, 3, 64, 128, 1, 32, 16, 8]));
-        assert_eq!((level.resource, level.level, level.layer), (7, 2, 3));
-        assert_eq!((level.low, level.high), ([64, 128, 1], [96, 144, 9]));
-        // layer 5, offset 65536, size 131072
-        let tail = region(&info(1, [5, 0, 65536, 0, 131_072, 0, 9, 9]));
-        assert_eq!((tail.subresource, tail.layer), (Region::TAIL, 5));
-        assert_eq!((tail.low[0], tail.high[0]), (65536, 196_608));
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 use proptest::prelude::*;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 fn new(bytes: u64) -> Memory {
     Memory { gpu: 0, device: 0, bytes, import: 0 }
@@ -55,33 +55,16 @@ fn bindings_hold_until_they_or_their_object_end() {
     }
 }
 
-fn tile(x: u64, width: u64) -> Region {
-    Region {
-        resource: 5,
-        subresource: Region::LEVEL,
-        level: 0,
-        layer: 0,
-        low: [x, 0, 0],
-        high: [x + width, 1, 1],
-    }
-}
-
 #[test]
-fn tiles_hold_until_all_of_them_are_replaced_unmapped_or_destroyed() {
+fn a_tile_holds_until_its_array_or_context_ends() {
     let mut book = Book::default();
-    for (handle, bytes) in [(1, 10), (2, 20)] {
-        make(&mut book, handle, bytes);
-        ending(&mut book, |book, each| book.tile(tile(8 * handle, 8), Some(handle), 3, each));
+    for (handle, array, context) in [(1, 5, 3), (2, 5, 3), (3, 6, 4)] {
+        make(&mut book, handle, 10 * handle);
+        (0..2).for_each(|_| book.tile(array, handle, context));
         assert_eq!(release(&mut book, handle), 0, "it backs a tile");
     }
-    let mut put = |region, handle| ending(&mut book, |b, each| b.tile(region, handle, 3, each));
-    assert_eq!(put(tile(10, 4), None), 0, "some of it is left on either side");
-    assert_eq!(put(tile(8, 4), None), 0);
-    // Over the rest of the first, and half of the second.
-    assert_eq!(put(tile(12, 8), Some(2)), 10);
-    assert_eq!(put(tile(20, 4), None), 0);
-    assert_eq!(ending(&mut book, |book, each| book.context_ended(4, each)), 0);
-    assert_eq!(ending(&mut book, |book, each| book.array_ended(5, each)), 20);
+    assert_eq!(ending(&mut book, |book, each| book.array_ended(5, each)), 30);
+    assert_eq!(ending(&mut book, |book, each| book.context_ended(4, each)), 30);
     assert!(!book.has_tiles());
 }
 
@@ -300,64 +283,4 @@ proptest! {
         prop_assert!(book.names.is_empty() && book.ranges.is_empty());
         prop_assert_eq!(book.vacant.len(), book.entries.len());
     }
-}
-
-// Parts of sparse arrays.
-
-fn cuboid(low: [u64; 3], extent: [u64; 3]) -> Region {
-    let high = std::array::from_fn(|d| low[d] + extent[d]);
-    Region { resource: 1, subresource: Region::LEVEL, level: 0, layer: 0, low, high }
-}
-
-fn voxels(of: &Region) -> HashSet<[u64; 3]> {
-    let range = |d: usize| of.low[d]..of.high[d];
-    let planes = range(0).flat_map(|x| range(1).map(move |y| (x, y)));
-    planes.flat_map(|(x, y)| range(2).map(move |z| [x, y, z])).collect()
-}
-
-fn any_cuboid() -> impl Strategy<Value = Region> {
-    let low = [0u64..6, 0u64..6, 0u64..6];
-    let extent = [1u64..5, 1u64..5, 1u64..5];
-    (low, extent).prop_map(|(low, extent)| cuboid(low, extent))
-}
-
-proptest! {
-    #[test]
-    fn what_is_left_is_the_difference_and_overlaps_nowhere(a in any_cuboid(), b in any_cuboid()) {
-        let common: HashSet<_> = voxels(&a).intersection(&voxels(&b)).copied().collect();
-        prop_assert_eq!(b.touches(&a), !common.is_empty());
-        if b.touches(&a) {
-            let parts: Vec<Region> = a.without(&b).collect();
-            let mut left = HashSet::new();
-            for part in &parts {
-                for voxel in voxels(part) {
-                    prop_assert!(left.insert(voxel), "{part:?} overlaps another");
-                }
-            }
-            let expected: HashSet<_> = voxels(&a).difference(&common).copied().collect();
-            prop_assert_eq!(left, expected);
-        }
-    }
-}
-
-#[test]
-fn levels_layers_and_arrays_are_apart() {
-    let here = cuboid([0; 3], [4; 3]);
-    for other in [
-        Region { resource: 2, ..here },
-        Region { subresource: Region::TAIL, ..here },
-        Region { level: 1, ..here },
-        Region { layer: 1, ..here },
-    ] {
-        assert!(!other.touches(&here), "{other:?}");
-    }
-}
-
-#[test]
-fn without_extents_it_is_the_whole_array() {
-    let whole = cuboid([0; 3], [0; 3]);
-    let level = Region { level: 3, ..cuboid([1; 3], [4; 3]) };
-    assert!(whole.touches(&level));
-    assert_eq!(level.without(&whole).count(), 0);
-    assert!(!cuboid([0; 3], [1; 3]).touches(&Region { resource: 2, ..whole }));
 }
