@@ -266,7 +266,6 @@ asked! { Cuda CUresult;
     cuCtxGetLimit (value: *mut usize, limit: CUlimit);
     cuCtxPopCurrent_v2 (ctx: *mut CUcontext);
     cuCtxPushCurrent_v2 (ctx: CUcontext);
-    cuDeviceGet (dev: *mut CUdevice, ordinal: c_int);
     cuDeviceGetAttribute (value: *mut c_int, attribute: c_int, dev: CUdevice);
     cuDeviceGetCount (count: *mut c_int);
     cuDeviceGetDefaultMemPool (pool: *mut CUmemoryPool, dev: CUdevice);
