@@ -117,7 +117,7 @@ pub(super) struct GateConnections {
 impl GateConnections {
     /// Listens at `gate.sock` in `dir`, replacing what was there.
     pub fn listen(dir: &Path) -> io::Result<OwnedFd> {
-        socket::listen(dir, GATE_SOCKET, false)
+        socket::listen(dir, GATE_SOCKET)
     }
 
     pub fn open(

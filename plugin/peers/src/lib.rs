@@ -73,16 +73,9 @@ impl Listener {
         pages: Arc<dyn Pages>,
         tenant: Arc<TenantSessions>,
     ) -> io::Result<Self> {
-        Self::serve(socket::listen(dir, SESSION_SOCKET, true)?, pages, tenant)
-    }
-
-    fn serve(
-        socket: OwnedFd,
-        pages: Arc<dyn Pages>,
-        tenant: Arc<TenantSessions>,
-    ) -> io::Result<Self> {
         let closer = Arc::new(Closer::default());
-        let socket = GuardedSocket::new(socket::watch(socket)?, Arc::clone(&closer));
+        let socket = socket::watch(socket::listen(dir, SESSION_SOCKET)?)?;
+        let socket = GuardedSocket::new(socket, Arc::clone(&closer));
         let task = tokio::spawn(accept(socket, pages, Arc::clone(&tenant), closer));
         Ok(Listener { tenant, task: Some(task) })
     }

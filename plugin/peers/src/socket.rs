@@ -31,9 +31,8 @@ pub const PACKET: usize = MESSAGE_BYTES + 1;
 /// Processes of one container that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// A socket listening at `name` in `dir`, in place of whatever was there. Messages with descriptors
-/// are refused at the sender, if `refuse`; older kernels cannot.
-pub fn listen(dir: &Path, name: &str, refuse: bool) -> io::Result<OwnedFd> {
+/// A socket listening at `name` in `dir`, in place of whatever was there.
+pub fn listen(dir: &Path, name: &str) -> io::Result<OwnedFd> {
     // Socket paths end after 107 bytes; a path through the directory's descriptor is always short.
     let dir = Dir::open(dir)?;
     let path = dir.path().join(name);
@@ -49,10 +48,6 @@ pub fn listen(dir: &Path, name: &str, refuse: bool) -> io::Result<OwnedFd> {
     // Connecting needs write permission; any user of the container may.
     let anybody = Mode::from_bits_truncate(0o666);
     fchmodat(dir.fd(), name, anybody, FchmodatFlags::FollowSymlink)?;
-    if refuse {
-        // Accepted sockets inherit it. Where the kernel does not know it, see [`Closer`].
-        let _ = tessera_region::session::refuse_descriptors(socket.as_fd());
-    }
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
 }
@@ -177,10 +172,9 @@ const BEHIND: usize = 16;
 ///
 /// A message can carry descriptors (`SCM_RIGHTS`, unix(7)). Of those only a gate's hello has one that is taken; dropping
 /// the message closes them, and the last close of a stranger's file can block for as long as the
-/// stranger chooses: a TCP socket with `SO_LINGER`, a file on a dead server. From Linux 6.16 on such
-/// messages are refused at the sender; before, they are recognised unread and left to a thread that has
-/// nothing else to do. There is at most one for each allocation, and as long as it is behind,
-/// that allocation's processes are not accepted.
+/// stranger chooses: a TCP socket with `SO_LINGER`, a file on a dead server. So such messages are
+/// recognised unread and left to a thread that has nothing else to do. There is at most one for each
+/// allocation, and as long as it is behind, that allocation's processes are not accepted.
 ///
 /// One allocation's; the thread starts when it is first needed and ends with this.
 #[derive(Debug, Default)]

@@ -32,15 +32,13 @@ struct Fixture {
 }
 
 fn fixture() -> Fixture {
-    fixture_with(FakePages::default(), true)
+    fixture_with(FakePages::default())
 }
 
-/// `refuse` as far as the kernel can, which older ones cannot.
-fn fixture_with(pages: FakePages, refuse: bool) -> Fixture {
+fn fixture_with(pages: FakePages) -> Fixture {
     let dir = tempfile::tempdir().unwrap();
     let pages = Arc::new(pages);
-    let socket = socket::listen(dir.path(), SESSION_SOCKET, refuse).unwrap();
-    let listener = Listener::serve(socket, Arc::clone(&pages) as _, Arc::default()).unwrap();
+    let listener = Listener::bind(dir.path(), Arc::clone(&pages) as _, Arc::default()).unwrap();
     Fixture { dir, pages, listener }
 }
 
@@ -269,24 +267,17 @@ async fn thousands_of_listeners_are_served_by_one_thread() {
 }
 
 #[tokio::test]
-async fn a_message_with_descriptors_is_refused_or_ends_the_session() {
-    let new = fixture();
-    let peer = new.connect();
-    match send_with(&peer, std::fs::File::open("/dev/null").unwrap().into()) {
-        Err(errno) => assert_eq!(errno, rustix::io::Errno::PERM),
-        // A kernel before 6.16.
-        Ok(_) => until(|| new.counters().dropped == 1).await,
-    }
-    let old = fixture_with(FakePages::default(), false);
-    let peer = old.connect();
+async fn a_message_with_descriptors_ends_the_session() {
+    let fixture = fixture();
+    let peer = fixture.connect();
     send_with(&peer, std::fs::File::open("/dev/null").unwrap().into()).unwrap();
-    until(|| old.counters().dropped == 1).await;
-    assert!(old.listener.tenant.peers().iter().all(|peer| peer.hello.is_none()));
+    until(|| fixture.counters().dropped == 1).await;
+    assert!(fixture.listener.tenant.peers().iter().all(|peer| peer.hello.is_none()));
 }
 
 #[tokio::test]
 async fn descriptors_that_take_a_minute_to_close_hold_nobody_up() {
-    let (neighbour, bad) = (fixture(), fixture_with(FakePages::default(), false));
+    let (neighbour, bad) = (fixture(), fixture());
     let (mut ends, mut open) = (Vec::new(), Vec::new());
     // In a session, in one whose owner is gone again, and where too many are waiting already.
     for round in 0..40 {
@@ -318,7 +309,7 @@ async fn a_storm_of_connections_and_deaths_does_not_delay_a_neighbour() {
     let neighbour = fixture();
     // Each look at the pages of this one takes long.
     let slow = FakePages { slow: Duration::from_millis(200), ..FakePages::default() };
-    let bad = fixture_with(slow, true);
+    let bad = fixture_with(slow);
     let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let storms: Vec<_> = (0..2)
         .map(|_| {

@@ -385,32 +385,6 @@ impl Fields<'_> {
     }
 }
 
-/// Lets no message on this Unix socket, or on those it accepts, carry descriptors: the sender gets
-/// `EPERM`. Since Linux 6.16 (`SO_PASSRIGHTS`); they are on by default.
-///
-/// # Errors
-/// `errno`; `ENOPROTOOPT` from an older kernel.
-#[cfg(feature = "std")]
-pub fn refuse_descriptors(socket: std::os::fd::BorrowedFd<'_>) -> Result<(), i32> {
-    const SO_PASSRIGHTS: libc::c_int = 83;
-    let off: libc::c_int = 0;
-    let size = libc::socklen_t::try_from(size_of_val(&off)).unwrap_or(4);
-    // SAFETY: the option is an int, which outlives the call.
-    let set = unsafe {
-        libc::setsockopt(
-            std::os::fd::AsRawFd::as_raw_fd(&socket),
-            libc::SOL_SOCKET,
-            SO_PASSRIGHTS,
-            (&raw const off).cast(),
-            size,
-        )
-    };
-    match set {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
