@@ -23,8 +23,6 @@ use tessera_kubelet_api::pluginregistration::{
 };
 use tessera_model::clock::unix_ms;
 use tessera_model::{printable, short_name};
-use tessera_rpc::incoming::SILENCE;
-use tessera_system::connections::Limits;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::service::Routes;
@@ -36,13 +34,6 @@ use crate::names;
 use crate::prepare::{Preparer, Sweeping};
 
 pub use tessera_kubelet::sockets::SocketError;
-
-/// Kubelet connects as soon as the driver is registered, and asks when there is a pod; the health stream is one
-/// answer, for days.
-const LIMITS: Limits = Limits { silence: None, answer: None, idle: None };
-/// Kubelet connects to the registrar for each of its two calls.
-const REGISTRAR_LIMITS: Limits =
-    Limits { silence: SILENCE, answer: Some(Duration::from_secs(30)), idle: None };
 
 /// What to do where another instance listens.
 const TAKEN: &str = "another instance of the DRA driver; end it first, or give each the UID of its pod (POD_UID), so that they \
@@ -147,7 +138,7 @@ impl Driver {
     fn listen(&self) -> Result<Servers, SocketError> {
         let Settings { node, timing, .. } = &self.settings;
         let socket = Socket::listen(&self.paths.dra, TAKEN)?;
-        let dra = Server::start(socket, LIMITS, |stop| {
+        let dra = Server::start(socket, |stop| {
             let health = Health::new(Arc::clone(&self.agent), node, timing.heartbeat, stop);
             Routes::new(DraPluginServer::new(self.preparer.clone()))
                 .add_service(HealthV1::new(health.clone()))
@@ -155,9 +146,8 @@ impl Driver {
         });
         let socket = Socket::listen(&self.paths.registrar, TAKEN)?;
         let (endpoint, standing) = (self.paths.dra.display().to_string(), self.standing.clone());
-        let registrar = Server::start(socket, REGISTRAR_LIMITS, |_| {
-            RegistrationServer::new(Registrar { endpoint, standing })
-        });
+        let registrar =
+            Server::start(socket, |_| RegistrationServer::new(Registrar { endpoint, standing }));
         Ok(Servers { registrar, dra })
     }
 

@@ -22,14 +22,10 @@ use super::service::{Events, Service};
 use super::sockets::{Server, Socket, SocketError, remove_stale};
 use super::{DevicePlugin, Options, Phase, Report};
 use tessera_model::printable::causes;
-use tessera_rpc::incoming::SILENCE;
-use tessera_system::connections::Limits;
 
 /// Kubelet has it compiled in (`DevicePluginPath` of its device plugin API), so it does not move with --root-dir, as
 /// pod-resources, plugins and `plugins_registry` do.
 const DIRECTORY: &str = "/var/lib/kubelet/device-plugins";
-/// Its device stream is one answer, for days.
-const LIMITS: Limits = Limits { silence: SILENCE, answer: None, idle: None };
 /// Longest pause between two looks whether kubelet offers the resource.
 const VERIFY_PAUSE: Duration = Duration::from_secs(2);
 
@@ -165,7 +161,7 @@ impl<P: DevicePlugin> Driver<P> {
         let socket = Socket::listen(&self.dir.join(self.names.next()), "end it first")?;
         self.generation += 1;
         self.seen = Identity::of(&self.kubelet);
-        self.server = Some(Server::start(socket, LIMITS, |stop| {
+        self.server = Some(Server::start(socket, |stop| {
             DevicePluginServer::new(Service {
                 plugin: Arc::clone(&self.plugin),
                 debounce: self.options.timing.debounce,

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tessera_rpc::incoming::incoming;
-use tessera_system::connections::Limits;
 use tessera_system::files::{self, Dir, SocketFile};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
@@ -90,7 +89,6 @@ impl Server {
     /// Serves what `make` gives, which is told when its streams are to end.
     pub fn start<S>(
         (socket, listener): (Socket, UnixListener),
-        limits: Limits,
         make: impl FnOnce(watch::Receiver<bool>) -> S,
     ) -> Self
     where
@@ -104,7 +102,7 @@ impl Server {
         let service = make(stopped.clone());
         let serving = tonic::transport::Server::builder()
             .max_concurrent_streams(MAX_STREAMS)
-            .serve_with_incoming_shutdown(service, incoming(listener, limits), async move {
+            .serve_with_incoming_shutdown(service, incoming(listener), async move {
                 let _ = stopped.wait_for(|stop| *stop).await;
             });
         Server { socket, stop, task: tokio::spawn(serving) }

@@ -23,7 +23,6 @@
 //! small block cannot be inflated in memory. `httlib-hpack` indexes past the end of truncated input,
 //! `hpack` is abandoned (RUSTSEC-2023-0084/0085), `fluke-hpack` is loona's former name.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -31,8 +30,7 @@ use std::task::{Context, Poll, ready};
 use loona_hpack::Decoder;
 use tokio::io::{AsyncRead, ReadBuf};
 
-// === HTTP/2 framing (RFC 9113 §4), as far as needed to find the header blocks in what a client sends, and to tell by the
-// frames of both sides which requests have no answer yet ===
+// === HTTP/2 framing (RFC 9113 §4), as far as needed to find the header blocks in what a client sends ===
 
 /// What every client sends first, RFC 9113 §3.4.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -115,8 +113,8 @@ struct Block {
 enum State {
     Preface(usize),
     Header([u8; HEADER], usize),
-    /// Payload of a frame that is not ours to touch, with the bytes still to come.
-    Pass(Frame, usize),
+    /// Payload of a frame that is not ours to touch: bytes still to come.
+    Pass(usize),
     /// Payload of HEADERS or CONTINUATION, gathered until it is complete.
     Gather(Frame, Vec<u8>),
 }
@@ -125,7 +123,6 @@ enum State {
 pub struct Rewriter {
     state: State,
     block: Option<Block>,
-    calls: Calls,
     /// Follows the client's dynamic table over the life of the connection.
     decoder: Decoder<'static>,
 }
@@ -135,7 +132,7 @@ impl Default for Rewriter {
     fn default() -> Self {
         let mut decoder = Decoder::new();
         decoder.set_max_allowed_table_size(TABLE_SIZE);
-        Self { state: State::Preface(0), block: None, calls: Calls::default(), decoder }
+        Self { state: State::Preface(0), block: None, decoder }
     }
 }
 
@@ -169,14 +166,12 @@ impl Rewriter {
                     }
                     used
                 }
-                State::Pass(frame, left) => {
+                State::Pass(left) => {
                     let used = (*left).min(input.len());
                     out.extend_from_slice(&input[..used]);
                     *left -= used;
                     if *left == 0 {
-                        let frame = *frame;
                         self.state = State::Header([0; HEADER], 0);
-                        self.calls.client(frame);
                     }
                     used
                 }
@@ -202,13 +197,10 @@ impl Rewriter {
             (None, TYPE_CONTINUATION) => return Err(Error::Stray),
             (None, _) => {
                 frame.put(out);
-                match frame.length {
-                    0 => {
-                        self.state = State::Header([0; HEADER], 0);
-                        self.calls.client(frame);
-                    }
-                    length => self.state = State::Pass(frame, length),
-                }
+                self.state = match frame.length {
+                    0 => State::Header([0; HEADER], 0),
+                    length => State::Pass(length),
+                };
                 return Ok(());
             }
             (Some(block), TYPE_CONTINUATION) if frame.stream_id() == block.first.stream_id() => {
@@ -251,7 +243,6 @@ impl Rewriter {
         let mut translated = Vec::with_capacity(2 * fragments.len() + 64);
         translate(&mut self.decoder, &fragments, &mut translated)?;
         block.put(&translated, out);
-        self.calls.client(block.first);
         Ok(())
     }
 }
@@ -346,81 +337,6 @@ fn low_byte(number: usize) -> u8 {
     number.to_le_bytes()[0]
 }
 
-const TYPE_DATA: u8 = 0;
-const TYPE_RST_STREAM: u8 = 3;
-/// Streams that are remembered; a server allows fewer at a time.
-const MOST: usize = 1024;
-
-#[derive(Debug, Default)]
-pub(crate) struct Calls {
-    open: BTreeSet<u32>,
-    asked: bool,
-}
-
-impl Calls {
-    /// The client's frame: with its last one a request is there as a whole.
-    fn client(&mut self, frame: Frame) {
-        if ends(frame) {
-            self.asked = true;
-            if self.open.len() < MOST {
-                self.open.insert(frame.stream_id());
-            }
-        } else if frame.kind == TYPE_RST_STREAM {
-            self.open.remove(&frame.stream_id());
-        }
-    }
-
-    fn server(&mut self, frame: Frame) {
-        if ends(frame) || frame.kind == TYPE_RST_STREAM {
-            self.open.remove(&frame.stream_id());
-        }
-    }
-
-    pub fn has_asked(&self) -> bool {
-        self.asked
-    }
-
-    /// Whether a request has no answer yet.
-    pub fn is_open(&self) -> bool {
-        !self.open.is_empty()
-    }
-}
-
-fn ends(frame: Frame) -> bool {
-    matches!(frame.kind, TYPE_DATA | TYPE_HEADERS) && frame.has(FLAG_END_STREAM)
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Answers {
-    header: [u8; HEADER],
-    seen: usize,
-    payload: usize,
-}
-
-impl Answers {
-    pub fn feed(&mut self, mut bytes: &[u8], calls: &mut Calls) {
-        while !bytes.is_empty() {
-            if self.seen < HEADER {
-                let taken = (HEADER - self.seen).min(bytes.len());
-                self.header[self.seen..self.seen + taken].copy_from_slice(&bytes[..taken]);
-                self.seen += taken;
-                bytes = &bytes[taken..];
-                if self.seen < HEADER {
-                    return;
-                }
-                self.payload = Frame::parse(self.header).length;
-            }
-            let skipped = self.payload.min(bytes.len());
-            self.payload -= skipped;
-            bytes = &bytes[skipped..];
-            if self.payload == 0 {
-                self.seen = 0;
-                calls.server(Frame::parse(self.header));
-            }
-        }
-    }
-}
-
 // === A connection ===
 
 const CHUNK: usize = 4096;
@@ -441,10 +357,6 @@ impl Requests {
     pub(crate) fn new() -> Self {
         let (rewriter, chunk) = (Rewriter::default(), vec![0; CHUNK].into_boxed_slice());
         Self { rewriter, chunk, out: Vec::new(), taken: 0, failed: None }
-    }
-
-    pub(crate) fn calls(&mut self) -> &mut Calls {
-        &mut self.rewriter.calls
     }
 
     pub(crate) fn poll_read(

@@ -1,7 +1,7 @@
-//! Serving gRPC on Unix sockets: what kubelet's sockets and the admin socket have in common.
+//! Serving gRPC on Unix sockets, which kubelet calls.
 //!
-//! - [`authority`]: accepts requests with a path as `:authority`, and knows which are open
-//! - `incoming`: accepts connections, bounded, and gives up those that ask nothing
+//! - [`authority`]: accepts requests with a path as `:authority`
+//! - `incoming`: accepts connections
 #![forbid(unsafe_code)]
 
 pub mod authority;

@@ -2,8 +2,8 @@
 //! kubelet's calls need.
 //!
 //! Two rules. A listener has at most [`ListenerKind::max_connections`] connections. And the highest numbers are kept free, in
-//! steps: what a container may connect to ends first, then metrics, the admin socket, and kubelet's sockets;
-//! the last step is left to what the plugin opens itself for Allocate: pages, the ledger, sockets. The kernel
+//! steps: what a container may connect to ends first, then metrics and the admin socket; the last steps are
+//! left to kubelet, and to what the plugin opens itself for Allocate: pages, the ledger, sockets. The kernel
 //! gives each new descriptor the lowest free number (open(2)), so a connection with a high number says that
 //! all numbers below it are taken, whatever took them: nothing has to be counted.
 
@@ -19,8 +19,6 @@ pub enum ListenerKind {
     Metrics,
     Api,
     Admin,
-    /// A resource's socket in kubelet's directory.
-    Kubelet,
 }
 
 pub fn limit() -> u64 {
@@ -38,7 +36,7 @@ impl ListenerKind {
             ListenerKind::Pages => (1, 8, u64::MAX),
             ListenerKind::Metrics => (4, 16, 256),
             ListenerKind::Api => (8, 8, 256),
-            ListenerKind::Admin | ListenerKind::Kubelet => (16, 8, 64),
+            ListenerKind::Admin => (16, 8, 64),
         };
         usize::try_from((limit / part).clamp(least, most)).unwrap_or(usize::MAX)
     }
@@ -58,7 +56,6 @@ impl ListenerKind {
             // What people look at ends with what machines do.
             ListenerKind::Metrics | ListenerKind::Api => 3,
             ListenerKind::Admin => 2,
-            ListenerKind::Kubelet => 1,
         };
         limit - kept / 4 * steps
     }
@@ -70,14 +67,14 @@ mod tests {
 
     use super::*;
 
-    const LISTENERS: [ListenerKind; 4] =
-        [ListenerKind::Pages, ListenerKind::Metrics, ListenerKind::Admin, ListenerKind::Kubelet];
+    const LISTENERS: [ListenerKind; 3] =
+        [ListenerKind::Pages, ListenerKind::Metrics, ListenerKind::Admin];
 
     #[test]
     fn what_was_opened_last_is_kept_only_when_all_below_is_taken() {
         let file = std::fs::File::open("/dev/null").unwrap();
         assert!(!ListenerKind::Pages.is_reserved(&file), "a test has few files open");
-        assert!(ListenerKind::Kubelet.end(128) <= 120 && ListenerKind::Pages.end(128) == 64);
+        assert!(ListenerKind::Admin.end(128) <= 112 && ListenerKind::Pages.end(128) == 64);
     }
 
     proptest! {
@@ -87,7 +84,7 @@ mod tests {
             for pair in ends.windows(2) {
                 prop_assert!(pair[0] + 4 <= pair[1], "{ends:?} of {limit}");
             }
-            prop_assert!(ends[3] + 4 <= limit && ends[0] >= limit / 2);
+            prop_assert!(ends[2] + 8 <= limit && ends[0] >= limit / 2);
         }
 
         #[test]

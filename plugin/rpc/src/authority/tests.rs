@@ -279,40 +279,6 @@ async fn what_came_before_an_error_is_handed_on() {
     }
 }
 
-#[test]
-fn a_request_is_open_from_its_last_byte_to_the_answers() {
-    let mut calls = Calls::default();
-    let client = |calls: &mut Calls, kind, flags, stream: u32| {
-        calls.client(Frame { length: 0, kind, flags, stream: stream.to_be_bytes() });
-    };
-    client(&mut calls, HEADERS, END_HEADERS, 1);
-    assert!(!calls.has_asked() && !calls.is_open(), "the body is to come");
-    client(&mut calls, DATA, END_STREAM, 1);
-    client(&mut calls, HEADERS, END_STREAM | END_HEADERS, 3);
-    assert!(calls.has_asked() && calls.is_open());
-    let settings = frame(SETTINGS, 0x1, 0, &[]);
-    let answer = [
-        settings,
-        frame(HEADERS, END_HEADERS, 1, &[0xff; 30]),
-        frame(DATA, 0, 1, &[0xff; 70_000]),
-        frame(HEADERS, END_STREAM | END_HEADERS, 1, &[0xff; 7]),
-    ]
-    .concat();
-    for piece in [1, 8, 1000, answer.len()] {
-        let (mut calls, mut answers) = (Calls::default(), Answers::default());
-        client(&mut calls, DATA, END_STREAM, 1);
-        for (n, bytes) in answer.chunks(piece).enumerate() {
-            assert!(calls.is_open(), "piece {n} of {piece}");
-            answers.feed(bytes, &mut calls);
-        }
-        assert!(!calls.is_open() && calls.has_asked());
-    }
-    // Given up by either side.
-    client(&mut calls, TYPE_RST_STREAM, 0, 1);
-    Answers::default().feed(&frame(TYPE_RST_STREAM, 0, 3, &[0xff; 4]), &mut calls);
-    assert!(!calls.is_open());
-}
-
 /// A frame of an imagined client.
 #[derive(Clone, Debug)]
 enum Sent {
