@@ -12,7 +12,6 @@ use tessera_model::allocation_id::AllocationId;
 use tessera_model::holding::Holding;
 use tessera_model::printable;
 use tessera_rules::allocate::Refusal;
-use tessera_rules::multi_resource;
 use tessera_store::CommitError;
 use tessera_tenant::delivery::cdi::FileError;
 use tessera_tenant::delivery::driver::DriverError;
@@ -64,32 +63,12 @@ pub struct Service {
     pod_resources: Arc<PodResources>,
 }
 
-/// Longest wait for PodResources before a container starts. Kubelet waits 30 s in all.
+/// Longest wait for PodResources.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 impl Service {
     pub fn new(agent: Arc<Agent>, resource: &str, pod_resources: Arc<PodResources>) -> Self {
         Service { agent, resource: resource.into(), pod_resources }
-    }
-
-    /// Refuses a container that holds another of our resources too. What PodResources does not say
-    /// refuses nobody.
-    async fn refuse_double(&self, ids: &[String]) -> Result<(), Status> {
-        let siblings = self.agent.siblings(&self.resource, ids);
-        if siblings.is_empty() {
-            return Ok(());
-        }
-        // Asked now: an answer from before the last Allocate would know one resource only.
-        let asking = self.pod_resources.census(Duration::ZERO);
-        let Ok(Ok(census)) = tokio::time::timeout(PATIENCE, asking).await else { return Ok(()) };
-        let id = AllocationId::of(&self.resource, ids.iter().map(String::as_str));
-        match multi_resource::find(&id, &siblings, &census.holdings) {
-            Some(double) => {
-                warn!(%id, "{double}");
-                Err(Status::failed_precondition(printable::reason(&double)))
-            }
-            None => Ok(()),
-        }
     }
 
     /// Notes a refused start with its pod's name. Of a pod that kubelet does not name, its event alone says why.
@@ -173,19 +152,10 @@ impl DevicePlugin for Service {
     }
 
     async fn pre_start(&self, ids: Vec<String>) -> Result<(), Status> {
-        let began = Instant::now();
+        let call = (Call::PreStart, Instant::now());
         let id = AllocationId::of(&self.resource, ids.iter().map(String::as_str));
-        let started = match self.refuse_double(&ids).await {
-            Err(refused) => {
-                let (call, outcome) = (Call::PreStart, Outcome::Refused);
-                self.agent.meters.observe(call, &self.resource, outcome, began.elapsed());
-                Err(refused)
-            }
-            Ok(()) => {
-                let call = (Call::PreStart, began);
-                self.blocking(call, move |agent, resource| agent.pre_start(resource, &ids)).await
-            }
-        };
+        let started =
+            self.blocking(call, move |agent, resource| agent.pre_start(resource, &ids)).await;
         match &started {
             Ok(()) => self.agent.board.grant(id.as_str()),
             // Kubelet does not wait for it.

@@ -9,7 +9,6 @@
 
 pub mod allocate;
 pub mod capacity;
-pub mod multi_resource;
 pub mod preferred;
 pub mod reconcile;
 pub mod shares;

@@ -167,13 +167,6 @@ impl Agent {
         chosen
     }
 
-    /// Allocations of other resources that may have been made for the container that is about to start; see
-    /// [`tessera_rules::multi_resource`].
-    pub fn siblings(&self, resource: &str, ids: &[String]) -> Vec<AllocationId> {
-        let resources = self.advertised.resources().borrow().len();
-        self.allocations.siblings(resources, resource, ids)
-    }
-
     /// `PreStartContainer`; see [`Allocations::pre_start`]. Blocking.
     pub fn pre_start(&self, resource: &str, ids: &[String]) -> Result<(), AllocateError> {
         let result = self.allocations.pre_start(resource, ids);

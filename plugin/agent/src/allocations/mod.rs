@@ -18,7 +18,6 @@ use tessera_model::clock::unix_ms;
 use tessera_model::holding::Holding;
 use tessera_model::placement_reason::PlacementReason;
 use tessera_model::record::{Record, State};
-use tessera_rules::multi_resource;
 use tessera_rules::reconcile::Absences;
 use tessera_store::{Change, Ledger};
 use tessera_system::locks::{Ranked, RankedGuard};
@@ -56,8 +55,6 @@ pub struct Allocations {
     /// What containers start with, as it was when it was last seen to be whole.
     whole: mend::Whole,
     absences: Ranked<Absences>,
-    /// When a container of each allocation was first about to start, where there are several resources.
-    starts: Ranked<BTreeMap<AllocationId, Start>>,
     unused: Ranked<Unused>,
     /// What was preferred last, by resource, until an Allocate takes it.
     preferences: Ranked<BTreeMap<String, PlacementReason>>,
@@ -66,13 +63,6 @@ pub struct Allocations {
     pub adopted_until: u64,
     /// How many allocations the start found by their pages alone, because their records were lost.
     pub adopted: usize,
-}
-
-/// The start of an allocation's first container, in generations.
-#[derive(Clone, Copy, Debug)]
-struct Start {
-    generation: u64,
-    latest: u64,
 }
 
 pub(crate) struct Found {
@@ -151,7 +141,6 @@ impl Allocations {
             records: Ranked::new(RECORDS, found.records),
             whole: mend::Whole::default(),
             absences: Ranked::new(HOUSEKEEPING, Absences::default()),
-            starts: Ranked::new(LEAF, BTreeMap::new()),
             unused: Ranked::new(HOUSEKEEPING, Unused::default()),
             preferences: Ranked::new(LEAF, BTreeMap::new()),
             started: Notify::new(),
@@ -244,36 +233,6 @@ impl Allocations {
         names.extend(layouts.map(|share| share.resource.clone()));
         names.insert(config.resource.name.clone());
         names
-    }
-
-    /// Allocations of other resources that may have been made for the container that is about to start with
-    /// these replicas; see [`tessera_rules::multi_resource`].
-    pub(crate) fn siblings(
-        &self,
-        resources: usize,
-        resource: &str,
-        ids: &[String],
-    ) -> Vec<AllocationId> {
-        if resources < 2 {
-            return Vec::new();
-        }
-        let id = AllocationId::of(resource, ids.iter().map(String::as_str));
-        let records = self.records.lock();
-        let Some(record) = records.get(&id) else { return Vec::new() };
-        let mut starts = self.starts.lock();
-        starts.retain(|id, _| records.contains_key(id));
-        let latest = records.values().map(|record| record.generation).max().unwrap_or(0);
-        let start = Start { generation: record.generation, latest };
-        let known = starts.entry(id).or_insert(start);
-        if known.generation != record.generation {
-            *known = start;
-        }
-        let had_started = |first: &Record, second: &Record| match starts.get(&first.id) {
-            Some(start) if start.generation == first.generation => start.latest < second.generation,
-            // Of the time before this plugin: what was made since is for others.
-            _ => first.generation <= self.adopted_until && second.generation > self.adopted_until,
-        };
-        multi_resource::siblings(record, records.values(), resources, &had_started)
     }
 
     /// Remembers what was preferred of a resource, until the Allocate that follows takes it.

@@ -241,6 +241,7 @@ async fn after_an_upgrade_old_containers_keep_their_shim_and_new_ones_get_the_ne
 #[tokio::test]
 async fn without_any_shim_to_restore_no_container_starts() {
     let mut node = started_with(OLD).await;
+    run(&node, "stays").await;
     run(&node, "old").await;
     let shim = mounted(&node, "old").await;
     std::fs::remove_file(node.dir.path().join("libtessera.so")).unwrap();
@@ -250,5 +251,13 @@ async fn without_any_shim_to_restore_no_container_starts() {
     let error = node.allocate(&[replica(1, 3)]).await.unwrap_err();
     assert_eq!(error.code(), tonic::Code::FailedPrecondition);
     assert!(error.message().contains("paths.shim_source"), "{error}");
+    // Who asks why the pod waits finds it by its name.
+    node.status_until(|status| {
+        let refused = status.refusals.iter().find(|one| one.pods == ["old"])?;
+        refused.reason.contains("the shim is gone").then_some(())
+    })
+    .await;
+    node.kubelet.remove("default", "old");
+    node.status_until(|status| status.refusals.is_empty().then_some(())).await;
     node.stop_plugin().await;
 }

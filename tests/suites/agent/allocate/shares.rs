@@ -6,7 +6,7 @@ use tessera_kubelet_api::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, PreStartContainerRequest,
 };
 use tessera_model::allocation_id::AllocationId;
-use tessera_view::status::{Refusal, Registration, Status};
+use tessera_view::status::Registration;
 
 const LARGE: &str = "tessera.dev/gpu-large";
 const SMALL: &str = "tessera.dev/gpu-small";
@@ -189,32 +189,19 @@ async fn a_container_that_starts_names_what_its_adopted_pages_are() {
 }
 
 #[tokio::test]
-async fn a_container_with_two_of_our_resources_is_refused_before_it_starts() {
+async fn a_container_with_two_of_our_resources_has_both() {
     let node = start(LAYOUT).await;
     offered(&node, 2, 4).await;
-    let both = |name: &str| Container::new(name).asking(LARGE, 1).asking(SMALL, 1);
-    let pod = Pod::new("default", "greedy").with(both("server"));
-    node.kubelet.admit(&pod).await.unwrap();
-    // As often as kubelet tries.
-    for _ in 0..2 {
-        let refused = bounded(node.kubelet.start_container(&pod, "server")).await.unwrap_err();
-        let text = refused.to_string();
-        assert!(text.contains("container server of pod default/greedy asks for"), "{text}");
-        assert!(text.contains(&format!("{LARGE} and {SMALL}")), "{text}");
+    let both = Container::new("server").asking(LARGE, 1).asking(SMALL, 1);
+    let pod = Pod::new("default", "both").with(both);
+    let admitted = bounded(node.kubelet.run(&pod)).await.unwrap();
+    let mut limits: Vec<u64> = admitted.iter().map(|one| gib(&node, one)).collect();
+    limits.sort_unstable();
+    assert_eq!(limits, [10, 20]);
+    let options = bounded(node.kubelet.start_container(&pod, "server")).await.unwrap();
+    for one in &admitted {
+        let ids = one.device_ids.iter().map(String::as_str);
+        let id = AllocationId::of(&one.resource_name, ids);
+        assert!(options.mounts.iter().any(|mount| mount.container_path.ends_with(id.as_str())));
     }
-    // Who asks why the pod waits finds it by its name.
-    let named = |status: &Status| {
-        let is_it = |one: &Refusal| one.pods == ["greedy"] && one.reason.contains("asks for");
-        status.refusals.iter().any(is_it).then_some(())
-    };
-    node.status_until(named).await;
-    // One each in two containers of a pod is fine, and so is the next pod.
-    let pair = Pod::new("default", "pair")
-        .with(Container::new("a").asking(LARGE, 1))
-        .with(Container::new("b").asking(SMALL, 1));
-    bounded(node.kubelet.run(&pair)).await.unwrap();
-    node.kubelet.remove("default", "greedy");
-    node.status_until(|status| status.refusals.is_empty().then_some(())).await;
-    let next = run(&node, "next", LARGE, 1).await;
-    assert_eq!(next.device_ids, [replica(0, 0)]);
 }
