@@ -131,9 +131,8 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
         compute: args.policy,
     };
     let root = root::Root::open()?;
-    root::refuse(&root)?;
-    // Of this run, in the pages and among those of this user ([`root::refuse`]). Pids come again, and what a killed run has
-    // left may still be served.
+    root::refuse()?;
+    // Pids come again, and what a killed run has left may still be served.
     let name = format!("run-{}-{:x}", std::process::id(), monotonic_ns());
     let id = AllocationId::of("run", [name.as_str()]);
     let asked = Record::new(id, 1, gpus.iter().map(grant).collect());
