@@ -1,11 +1,11 @@
-//! The promises of accounting and slots, tried on real processes that are killed at random moments.
+//! The promises of accounting, tried on real processes that are killed at random moments.
 //!
 //! This binary runs itself: with `child:ROLE` as its first argument it is a tenant's process of one
 //! of the scenarios. Another argument selects scenarios by a part of their names.
 
 mod churn;
 mod rounds;
-mod slots;
+mod short;
 mod support;
 
 use std::time::Instant;
@@ -16,13 +16,8 @@ type Scenario = (&'static str, fn() -> String);
 const SCENARIOS: &[Scenario] = &[
     ("none_that_fits_is_refused_and_none_passes_the_limit", rounds::run),
     ("churn_under_kills_never_passes_the_limit_and_loses_no_byte", churn::run),
-    ("a_killed_process_gives_everything_back", slots::killed),
-    ("a_forked_child_keeps_its_dead_parents_slot", slots::forked),
-    ("closing_every_descriptor_keeps_the_slot", slots::closed),
-    ("executing_another_program_frees_the_slot", slots::executed),
-    ("a_lease_makes_opening_fail_and_not_wait", slots::leased),
-    ("without_descriptors_requests_are_still_judged", slots::starved),
-    ("a_full_file_system_is_said_and_leaves_nothing", slots::full),
+    ("without_descriptors_requests_are_still_judged", short::starved),
+    ("a_full_file_system_is_said_and_leaves_nothing", short::full),
 ];
 
 fn main() {
@@ -33,7 +28,9 @@ fn main() {
         return match role {
             "rounds" => rounds::child(dir, arguments[2].parse().unwrap()),
             "churn" => churn::child(dir, arguments[2].parse().unwrap()),
-            _ => slots::child(role, dir),
+            "starved" => short::starve(dir),
+            "full" => short::fill(dir),
+            _ => panic!("no role {role}"),
         };
     }
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
