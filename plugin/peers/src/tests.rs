@@ -133,24 +133,6 @@ async fn events_are_counted() {
     assert_eq!(fixture.counters().over_quota, 2);
 }
 
-#[tokio::test]
-async fn garbage_is_counted_and_then_the_session_is_closed() {
-    let fixture = fixture();
-    let peer = fixture.connect();
-    let (junk, long, short) = ([0xa5; 64], [0; 4096], [1; 1]);
-    let packets: [&[u8]; 3] = [&junk, &long, &short];
-    for packet in packets.into_iter().cycle().take(tenant::MAX_GARBAGE as usize) {
-        socket::send(peer.get_ref(), packet).unwrap();
-    }
-    until(|| fixture.counters().dropped == 1).await;
-    assert_eq!(fixture.counters().garbage, u64::from(tenant::MAX_GARBAGE));
-    // The socket is closed, and others are still served.
-    until(|| socket::send(peer.get_ref(), &junk).is_err()).await;
-    let other = fixture.connect();
-    socket::send(other.get_ref(), &hello()).unwrap();
-    until(|| fixture.listener.tenant.peers().iter().any(|peer| peer.hello.is_some())).await;
-}
-
 /// Of every kind that the protocol has, each with other values: what is kept does not grow with them, and who says
 /// what makes no sense is not listened to.
 #[tokio::test]
@@ -249,21 +231,6 @@ async fn a_directory_in_the_sockets_place_is_replaced() {
     std::fs::create_dir(dir.path().join(SESSION_SOCKET)).unwrap();
     let tenant = Arc::new(TenantSessions::default());
     Listener::bind(dir.path(), Arc::new(FakePages::default()), tenant).unwrap();
-}
-
-#[tokio::test]
-async fn thousands_of_listeners_are_served_by_one_thread() {
-    let fixtures: Vec<Fixture> = (0..1000).map(|_| fixture()).collect();
-    let peers: Vec<_> = fixtures.iter().map(Fixture::connect).collect();
-    for peer in &peers {
-        socket::send(peer.get_ref(), &hello()).unwrap();
-    }
-    until(|| {
-        fixtures
-            .iter()
-            .all(|fixture| fixture.listener.tenant.peers().iter().any(|peer| peer.hello.is_some()))
-    })
-    .await;
 }
 
 #[tokio::test]

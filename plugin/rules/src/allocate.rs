@@ -401,16 +401,6 @@ mod tests {
     }
 
     #[test]
-    fn a_spread_container_gets_each_gpu_in_uuid_order() {
-        let mut catalogue = catalogue();
-        catalogue.resources.get_mut(GPU).unwrap().split = Split::Spread;
-        let plan = plan(&catalogue, GPU, &ids(&["GPU-b::0", "GPU-a::2", "GPU-b::1"])).unwrap();
-        let limits: Vec<_> =
-            plan.grants.iter().map(|g| (g.uuid.as_str(), g.memory_limit_bytes >> 30)).collect();
-        assert_eq!(limits, [("GPU-a", 8), ("GPU-b", 16)]);
-    }
-
-    #[test]
     fn each_resource_has_its_own_replicas_and_limits() {
         let catalogue = unequal();
         let of = |resource: &str, list: &[&str]| plan(&catalogue, resource, &ids(list));

@@ -269,19 +269,4 @@ mod tests {
         }
         assert_eq!(observer.lines().next().unwrap(), "peak use 30 MiB");
     }
-
-    #[test]
-    fn what_ended_between_two_looks_counts() {
-        let mut observer = Observer::default();
-        let none = Tally::default();
-        let seen = slot(0, 1, 0, 10 << 20, 2);
-        observer.see(&Snapshot { slots: vec![seen.clone()], ..Snapshot::default() }, &none);
-        // Its slot was taken over, by one that this program recovered, and by one that lives.
-        let past = seen.did;
-        let ended = slot(0, 2, 0, 30 << 20, 1).did;
-        let slots = vec![slot(0, 3, 0, 20 << 20, 4)];
-        observer.see(&Snapshot { slots, past, ..Snapshot::default() }, &ended);
-        assert_eq!(observer.refusals(), 7);
-        assert_eq!(observer.lines().next().unwrap(), "peak use 30 MiB");
-    }
 }

@@ -123,16 +123,6 @@ fn one_unanswered_probe_is_a_suspicion_and_three_are_a_lost_gpu() {
 }
 
 #[test]
-fn until_reset_outlasts_any_quiet() {
-    let mut bench = Bench::new();
-    assert_eq!(bench.xid(95), [Unhealthy]);
-    assert_eq!(bench.xid(64), []);
-    assert_eq!(bench.minutes(60 * 24), []);
-    assert_eq!(bench.health.reason("GPU-a"), Some("XID 95"), "the first cause is kept");
-    assert_eq!(bench.view().waits_for, "a reset of the GPU, because of XID 95");
-}
-
-#[test]
 fn a_counter_that_starts_again_shows_a_reset() {
     let mut bench = Bench::new();
     let errors = |n| Condition { uncorrectable: Some(n), ..Condition::default() };

@@ -149,17 +149,6 @@ fn a_refusal_tells_what_is_granted_and_not_what_others_are_asking_for() {
 }
 
 #[test]
-fn gpus_are_accounted_apart_and_processes_together() {
-    let tenant = tenant();
-    let (one, two) = (tenant.process(), tenant.process());
-    take(&one, 0, 1000).unwrap();
-    take(&two, 1, 10).unwrap();
-    assert_eq!(take(&two, 0, 1), Err(Reason::OverQuota));
-    assert_eq!(take(&one, 1, 1), Err(Reason::OverQuota));
-    assert_eq!((one.charged_total(1), one.granted_here(1), two.granted_here(1)), (10, 0, 10));
-}
-
-#[test]
 fn a_commit_settles_to_what_the_driver_gave() {
     let tenant = tenant();
     let account = tenant.process();
