@@ -158,17 +158,8 @@ pub trait Contention {
     /// Tries to become the one request that waits with its bytes published; holds on success,
     /// until dropped. May always fail: that costs fairness, not correctness.
     fn try_queue(&mut self) -> bool;
-    /// Waits a little, at random, because of `obstacle`. False when it has waited long enough for it.
-    fn pause(&mut self, obstacle: Obstacle) -> bool;
-}
-
-/// What keeps a request that fits from being granted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Obstacle {
-    /// Others' driver calls under way.
-    Unsettled,
-    /// What dead processes held.
-    Departing,
+    /// Waits a little, at random, so as not to be refused for `reason`. False when it has waited long enough.
+    fn pause(&mut self, reason: Reason) -> bool;
 }
 
 /// Why a request was refused.

@@ -11,7 +11,7 @@
 use loom::sync::atomic::{AtomicU64, fence};
 use loom::sync::{Arc, Mutex, MutexGuard};
 use loom::thread;
-use tessera_region::ledger::{self, Contention, Ledger, Obstacle, Ordering, Reason, Word};
+use tessera_region::ledger::{self, Contention, Ledger, Ordering, Reason, Word};
 
 /// Forced switches per execution. The bugs this protocol had in earlier drafts needed at most two.
 const PREEMPTIONS: usize = 3;
@@ -119,7 +119,7 @@ impl Contention for Impatient {
     fn try_queue(&mut self) -> bool {
         false
     }
-    fn pause(&mut self, _: Obstacle) -> bool {
+    fn pause(&mut self, _: Reason) -> bool {
         false
     }
 }
@@ -145,7 +145,7 @@ impl Contention for Patient<'_> {
         self.held = self.queue.try_lock().ok();
         self.held.is_some()
     }
-    fn pause(&mut self, _: Obstacle) -> bool {
+    fn pause(&mut self, _: Reason) -> bool {
         self.rounds += 1;
         thread::yield_now();
         self.rounds < 8
@@ -358,7 +358,7 @@ impl Contention for Mourner<'_> {
     fn try_queue(&mut self) -> bool {
         false
     }
-    fn pause(&mut self, _: Obstacle) -> bool {
+    fn pause(&mut self, _: Reason) -> bool {
         self.rounds += 1;
         thread::yield_now();
         self.rounds < 4

@@ -9,7 +9,7 @@ use core::time::Duration;
 
 use super::{Account, DEPARTURE_PATIENCE, PATIENCE, Reason, subtract};
 use crate::layout::{Kind, queue_lock_offset};
-use crate::ledger::{self, Contention, Ledger, MAX_PARTS, Obstacle};
+use crate::ledger::{self, Contention, Ledger, MAX_PARTS};
 use crate::os::{self, Fd};
 use crate::share::Share;
 
@@ -251,11 +251,11 @@ impl Contention for Waiting<'_> {
         true
     }
 
-    fn pause(&mut self, obstacle: Obstacle) -> bool {
+    fn pause(&mut self, reason: Reason) -> bool {
         const SPINNING: u32 = 1;
-        let patience = match obstacle {
-            Obstacle::Unsettled => PATIENCE,
-            Obstacle::Departing => DEPARTURE_PATIENCE,
+        let patience = match reason {
+            Reason::Departing => DEPARTURE_PATIENCE,
+            Reason::Contended | Reason::OverQuota => PATIENCE,
         };
         let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         if os::monotonic_ns().saturating_sub(self.since_ns) > patience {

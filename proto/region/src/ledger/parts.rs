@@ -1,8 +1,8 @@
 //! One request, several limits: where its parts go, what the limits have left together, and how it waits for others.
 
 use super::{
-    Contention, Ledger, Obstacle, Ordering, Reason, Word, charged_total, departing_sum, granted,
-    granted_sum, publish, withdraw,
+    Contention, Ledger, Ordering, Reason, Word, charged_total, departing_sum, granted, granted_sum,
+    publish, withdraw,
 };
 
 /// Most limits that one request is asked of.
@@ -180,12 +180,8 @@ pub(super) fn contend<L: Ledger, C: Contention>(
             if round % ROUNDS_BETWEEN_RECOVERIES == ROUNDS_BEFORE_QUEUE {
                 contention.recover_dead();
             }
-            let obstacle = obstacle(ledgers, bytes);
-            if !contention.pause(obstacle) {
-                let reason = match obstacle {
-                    Obstacle::Unsettled => Reason::Contended,
-                    Obstacle::Departing => Reason::Departing,
-                };
+            let reason = obstacle(ledgers, bytes);
+            if !contention.pause(reason) {
                 return refuse(split, reason);
             }
             round += 1;
@@ -210,10 +206,10 @@ pub(super) fn contend<L: Ledger, C: Contention>(
 }
 
 /// What a request that does not go ahead waits for, as far as a glance can tell.
-fn obstacle<L: Ledger>(ledgers: &[L], bytes: u64) -> Obstacle {
+fn obstacle<L: Ledger>(ledgers: &[L], bytes: u64) -> Reason {
     let sum = |of: fn(&L) -> u64| ledgers.iter().map(of).fold(0, u64::saturating_add);
     let departing = sum(departing_sum);
     let all = sum(granted_sum).saturating_add(bytes).saturating_add(departing);
     let is_departing = departing > 0 && all > limits(ledgers);
-    if is_departing { Obstacle::Departing } else { Obstacle::Unsettled }
+    if is_departing { Reason::Departing } else { Reason::Contended }
 }
