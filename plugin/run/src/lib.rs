@@ -168,7 +168,7 @@ fn hold(args: Args, config: &Config) -> anyhow::Result<ExitCode> {
             observer.see(&snapshot, overhead.ended());
             return overhead.tick(&snapshot, &pages.quota, &pages.usage);
         }
-        supervise::Pace::Idle
+        overhead::IDLE
     });
     if args.verbose {
         // The last look: the processes are gone, what they wrote is not, wherever it is by now.

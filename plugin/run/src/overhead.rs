@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tessera_agent::observe::departed::{self, ListedProcess, ProcessOwner};
 use tessera_agent::observe::overhead::{OverheadEstimator, Verdict};
@@ -18,7 +18,10 @@ use tessera_region::layout::{Kind, MAX_GPUS, USAGE_FILE};
 use tessera_region::quota::QuotaWriter;
 use tessera_region::usage::{SlotView, Snapshot, Tally, UsageFile};
 
-use crate::supervise::Pace;
+/// How soon the usage page is read again while nobody uses a GPU.
+pub(super) const IDLE: Duration = Duration::from_millis(20);
+/// The same while somebody does, who may end at any time.
+const WATCHFUL: Duration = Duration::from_millis(4);
 
 /// Looks now and then, and publishes.
 pub(super) struct Overhead {
@@ -80,11 +83,17 @@ impl Overhead {
 
     /// Looks if it is time, or if contexts or processes have come or gone since the last tick. Returns
     /// when to come again.
-    pub fn tick(&mut self, snapshot: &Snapshot, quota: &QuotaWriter, usage: &UsageFile) -> Pace {
+    pub fn tick(
+        &mut self,
+        snapshot: &Snapshot,
+        quota: &QuotaWriter,
+        usage: &UsageFile,
+    ) -> Duration {
         let contexts = |slot: &tessera_region::usage::SlotView| {
             (slot.index, slot.claimed_ns, slot.kinds[Kind::Overhead as usize])
         };
         let seen: Vec<_> = snapshot.slots.iter().map(contexts).collect();
+        let pace = if snapshot.slots.is_empty() { IDLE } else { WATCHFUL };
         let now = Instant::now();
         if seen != self.seen {
             self.seen = seen;
@@ -96,7 +105,7 @@ impl Overhead {
             self.schedule.hurry(now);
         }
         if self.schedule.due() > now {
-            return self.pace(snapshot);
+            return pace;
         }
         if self.departing {
             // What cannot be written now is tried again.
@@ -107,7 +116,7 @@ impl Overhead {
         let figure = self.figure(snapshot);
         if !self.schedule.wants_lists(now, figure, self.departing) {
             self.schedule.polled(now, figure);
-            return self.pace(snapshot);
+            return pace;
         }
         let verdicts: Vec<Verdict> =
             (0..self.gpus.len()).filter_map(|gpu| self.look(gpu, quota, usage)).collect();
@@ -119,7 +128,7 @@ impl Overhead {
         let watch = estimators().filter_map(OverheadEstimator::watch).min();
         let look = Look { verdicts, busy, open, watch, ..Look::default() };
         self.schedule.looked(Instant::now(), figure, &look);
-        self.pace(snapshot)
+        pace
     }
 
     /// What the GPUs have in use beyond what the command's processes are charged.
@@ -131,15 +140,6 @@ impl Overhead {
             figure += i128::from(self.discovery.memory_used(uuid).ok()?) - charged;
         }
         Some(figure)
-    }
-
-    /// When to come again.
-    fn pace(&self, snapshot: &Snapshot) -> Pace {
-        match (self.departing, snapshot.slots.is_empty()) {
-            (true, _) => Pace::Hurried,
-            (false, false) => Pace::Watchful,
-            (false, true) => Pace::Idle,
-        }
     }
 
     /// `None` where page or driver do not tell.

@@ -10,26 +10,6 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
-/// How soon the usage page is read again while the command runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pace {
-    /// Nobody uses a GPU.
-    Idle,
-    /// Somebody does, and may end at any time.
-    Watchful,
-    /// Somebody may wait for what dead processes held.
-    Hurried,
-}
-
-impl Pace {
-    fn pause(self) -> Duration {
-        Duration::from_millis(match self {
-            Pace::Idle => 20,
-            Pace::Watchful => 4,
-            Pace::Hurried => 3,
-        })
-    }
-}
 /// The command was found but could not be started.
 const CANNOT_RUN: u8 = 126;
 /// The command was not found.
@@ -41,7 +21,7 @@ const NOT_FOUND: u8 = 127;
 /// # Errors
 /// Signals or processes cannot be handled at all; a command that cannot be started is reported on
 /// standard error and has a code of its own.
-pub(super) fn run(command: Command, look: impl FnMut() -> Pace) -> anyhow::Result<u8> {
+pub(super) fn run(command: Command, look: impl FnMut() -> Duration) -> anyhow::Result<u8> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -49,7 +29,7 @@ pub(super) fn run(command: Command, look: impl FnMut() -> Pace) -> anyhow::Resul
         .block_on(supervise(command, look))
 }
 
-async fn supervise(command: Command, mut look: impl FnMut() -> Pace) -> anyhow::Result<u8> {
+async fn supervise(command: Command, mut look: impl FnMut() -> Duration) -> anyhow::Result<u8> {
     // Before the start, so that no signal ends this process and leaves the pages behind.
     let mut signals = Signals::new().context("cannot watch signals")?;
     let name = command.get_program().to_owned();
@@ -74,7 +54,7 @@ async fn supervise(command: Command, mut look: impl FnMut() -> Pace) -> anyhow::
                 }
             }
             () = tokio::time::sleep_until(next) => {
-                next = tokio::time::Instant::now() + look().pause();
+                next = tokio::time::Instant::now() + look();
             }
         }
     }
@@ -160,7 +140,7 @@ mod tests {
         let mut looks = 0;
         run(shell("sleep 0.2"), || {
             looks += 1;
-            Pace::Idle
+            Duration::from_millis(20)
         })
         .unwrap();
         assert!(looks >= 2, "{looks}");
