@@ -24,8 +24,6 @@ pub const PRELOAD: &str = "ld.so.preload";
 
 /// In the name of what is being written; see [`files::Dir::replace`].
 const TEMPORARY: &str = ".new";
-/// Older ones belong to nobody: writing half a megabyte takes no minute.
-const ABANDONED: Duration = Duration::from_secs(600);
 
 /// Why the shim is not installed, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -118,7 +116,6 @@ fn place_at(dir: &Path, name: &str, library: &[u8]) -> Result<bool, ShimError> {
     }
     let failed = |error| ShimError::io(&home, &error);
     std::fs::create_dir_all(&home).map_err(failed)?;
-    remove_abandoned(&home);
     let delivery = at(dir, name);
     // What `/etc/ld.so.preload` says in a container.
     let line = format!("{}\n", layout::CONTAINER_SHIM);
@@ -137,16 +134,6 @@ fn place_at(dir: &Path, name: &str, library: &[u8]) -> Result<bool, ShimError> {
         let _ = std::fs::remove_dir(&home);
     }
     placed.map_err(failed)
-}
-
-fn remove_abandoned(home: &Path) {
-    for entry in std::fs::read_dir(home).into_iter().flatten().flatten() {
-        let old = entry.metadata().and_then(|meta| meta.modified());
-        let old = old.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > ABANDONED));
-        if old && entry.file_name().to_string_lossy().contains(TEMPORARY) {
-            let _ = std::fs::remove_file(entry.path());
-        }
-    }
 }
 
 /// Since when each installed shim has been of no use to anybody.
@@ -280,20 +267,6 @@ pub(crate) mod tests {
         let refused = |source: &Path| install(source, dir.path()).unwrap_err().to_string();
         assert!(refused(&text).contains("is not an ELF shared library"));
         assert!(refused(&dir.path().join("absent")).contains("no libtessera.so"));
-    }
-
-    #[test]
-    fn what_a_killed_installation_left_is_removed_once_it_is_old() {
-        let dir = tempfile::tempdir().unwrap();
-        let source = library(dir.path(), "one");
-        let home = install(&source, dir.path()).unwrap().shim.parent().unwrap().to_owned();
-        for (name, age) in [("libtessera.so.new-1-0", 3600), ("ld.so.preload.new-9-9", 1)] {
-            let file = std::fs::File::create(home.join(name)).unwrap();
-            file.set_modified(std::time::SystemTime::now() - Duration::from_secs(age)).unwrap();
-        }
-        install(&source, dir.path()).unwrap();
-        assert!(!home.join("libtessera.so.new-1-0").exists());
-        assert!(home.join("ld.so.preload.new-9-9").exists(), "somebody may be writing it");
     }
 
     #[test]

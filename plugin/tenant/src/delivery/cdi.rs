@@ -239,16 +239,13 @@ impl Specs {
         }
     }
 
-    /// Removes specs of ours that `keep` does not want, and what a killed plugin left half written.
-    /// Returns the ids of those removed.
+    /// Removes specs of ours that `keep` does not want. Returns the ids of those removed.
     pub fn sweep(&self, keep: impl Fn(&AllocationId) -> bool) -> Vec<AllocationId> {
         let mut removed = Vec::new();
         let Ok(dir) = Dir::open_trusted(&self.directory) else { return removed };
         for name in dir.names().unwrap_or_default() {
             let path = self.directory.join(&name);
-            if is_temporary(&name) {
-                let _ = dir.remove(&name);
-            } else if let Some(id) = id_in(&name)
+            if let Some(id) = id_in(&name)
                 && !keep(&id)
                 && is_ours(&path)
                 && dir.remove(&name).is_ok()
@@ -262,12 +259,6 @@ impl Specs {
 
 fn id_in(name: &OsString) -> Option<AllocationId> {
     AllocationId::parse(name.to_str()?.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?)
-}
-
-/// Whether it is what a killed plugin left half written: see [`Dir::replace`].
-fn is_temporary(name: &OsString) -> bool {
-    let dotted = format!(".{PREFIX}");
-    name.to_str().is_some_and(|name| name.starts_with(&dotted) && name.ends_with(".new"))
 }
 
 fn is_ours(path: &Path) -> bool {
@@ -483,13 +474,11 @@ mod files_tests {
         for id in [&wanted, &stale] {
             specs.put(id, &spec(id, "1")).unwrap();
         }
-        // Another's, by content or by name, and what a killed plugin left.
+        // Another's, by content or by name.
         let theirs = br#"{"cdiVersion":"0.5.0","kind":"other.dev/x","devices":[]}"#;
         std::fs::write(specs.path(&foreign), theirs).unwrap();
         std::fs::write(dir.path().join("nvidia.yaml"), b"kind: nvidia.com/gpu").unwrap();
         std::fs::write(dir.path().join("tessera.dev-share_x.json"), b"{}").unwrap();
-        std::fs::write(dir.path().join(format!(".tessera.dev-share_{wanted}.json.1-0.new")), b"{")
-            .unwrap();
         assert_eq!(specs.sweep(|id| *id == wanted), [stale]);
         let mut left = [
             "nvidia.yaml".to_owned(),
