@@ -8,7 +8,6 @@ pub const NVML_SUCCESS: nvmlReturn_t = 0;
 pub const NVML_ERROR_UNINITIALIZED: nvmlReturn_t = 1;
 pub const NVML_ERROR_INVALID_ARGUMENT: nvmlReturn_t = 2;
 pub const NVML_ERROR_NOT_SUPPORTED: nvmlReturn_t = 3;
-pub const NVML_ERROR_NO_PERMISSION: nvmlReturn_t = 4;
 pub const NVML_ERROR_NOT_FOUND: nvmlReturn_t = 6;
 pub const NVML_ERROR_INSUFFICIENT_SIZE: nvmlReturn_t = 7;
 pub const NVML_ERROR_ARGUMENT_VERSION_MISMATCH: nvmlReturn_t = 25;
@@ -41,7 +40,6 @@ pub struct nvmlMemory_v2_t {
 /// An id that is no GPU or compute instance's: not a MIG device.
 pub const NVML_NO_INSTANCE: c_uint = c_uint::MAX;
 
-/// `nvmlProcessInfo_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct nvmlProcessInfo_v1_t {
@@ -59,7 +57,6 @@ pub struct nvmlProcessInfo_t {
     pub computeInstanceId: c_uint,
 }
 
-/// `nvmlProcessDetail_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct nvmlProcessDetail_v1_t {
@@ -86,7 +83,6 @@ pub struct nvmlProcessDetailList_v1_t {
     pub procArray: *mut nvmlProcessDetail_v1_t,
 }
 
-/// `nvmlProcessUtilizationSample_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct nvmlProcessUtilizationSample_t {
@@ -98,7 +94,6 @@ pub struct nvmlProcessUtilizationSample_t {
     pub decUtil: c_uint,
 }
 
-/// `nvmlProcessesUtilizationInfo_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nvmlProcessesUtilizationInfo_v1_t {

@@ -29,7 +29,6 @@ pub const CUDA_ERROR_UNKNOWN: CUresult = 999;
 pub type CUdevice = c_int;
 /// A device address; 64 bits since CUDA 3.2 (`_v2` functions).
 pub type CUdeviceptr = c_ulonglong;
-/// `cuuint32_t`
 pub type cuuint32_t = u32;
 /// The 32-bit device address of the pre-3.2 functions.
 pub type CUdeviceptr_v1 = c_uint;
@@ -55,7 +54,6 @@ pub type CUmipmappedArray = *mut c_void;
 /// What `cuMemCreate` answers.
 pub type CUmemGenericAllocationHandle = c_ulonglong;
 
-/// `CUmemLocationType`.
 pub type CUmemLocationType = c_int;
 pub const CU_MEM_LOCATION_TYPE_NONE: CUmemLocationType = 0;
 pub const CU_MEM_LOCATION_TYPE_DEVICE: CUmemLocationType = 1;
@@ -67,7 +65,6 @@ pub const CU_MEM_LOCATION_TYPE_INVISIBLE: CUmemLocationType = 5;
 /// CUDA 13: `id` is two bytes, the device's ordinal and a domain.
 pub const CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN: CUmemLocationType = 6;
 
-/// `CUmemLocation`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CUmemLocation {
@@ -75,15 +72,12 @@ pub struct CUmemLocation {
     pub id: c_int,
 }
 
-/// `CUmemAllocationType`.
 pub type CUmemAllocationType = c_int;
 pub const CU_MEM_ALLOCATION_TYPE_PINNED: CUmemAllocationType = 1;
 pub const CU_MEM_ALLOCATION_TYPE_MANAGED: CUmemAllocationType = 2;
 
-/// `CUlimit`.
 pub type CUlimit = c_int;
 
-/// `CUmemAllocationHandleType`.
 pub type CUmemAllocationHandleType = c_int;
 pub const CU_MEM_HANDLE_TYPE_NONE: CUmemAllocationHandleType = 0;
 /// An `int` descriptor.
@@ -105,18 +99,15 @@ pub struct CUmemPoolProps {
 }
 const _: () = assert!(core::mem::size_of::<CUmemPoolProps>() == 88);
 
-/// `CUmemPool_attribute`.
 pub type CUmemPool_attribute = c_int;
 pub const CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: CUmemPool_attribute = 4;
 pub const CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: CUmemPool_attribute = 5;
 pub const CU_MEMPOOL_ATTR_USED_MEM_CURRENT: CUmemPool_attribute = 7;
 
-/// `CUgraphMem_attribute`.
 pub type CUgraphMem_attribute = c_int;
 pub const CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT: CUgraphMem_attribute = 0;
 pub const CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: CUgraphMem_attribute = 2;
 
-/// `CUmemAllocationProp` (cuda.h 12.9).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CUmemAllocationProp {
@@ -131,7 +122,6 @@ pub struct CUmemAllocationProp {
 }
 const _: () = assert!(core::mem::size_of::<CUmemAllocationProp>() == 32);
 
-/// `CUmulticastObjectProp`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CUmulticastObjectProp {
@@ -142,10 +132,8 @@ pub struct CUmulticastObjectProp {
 }
 const _: () = assert!(core::mem::size_of::<CUmulticastObjectProp>() == 32);
 
-/// `CUmemRangeHandleType`.
 pub type CUmemRangeHandleType = c_int;
 
-/// `CUarrayMapInfo`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CUarrayMapInfo {
@@ -166,7 +154,6 @@ pub struct CUarrayMapInfo {
 }
 const _: () = assert!(core::mem::size_of::<CUarrayMapInfo>() == 96);
 pub const CU_MEM_OPERATION_TYPE_MAP: c_int = 1;
-pub const CU_MEM_OPERATION_TYPE_UNMAP: c_int = 2;
 
 /// `CUipcMemHandle`: passed by value.
 #[repr(C)]
@@ -175,7 +162,6 @@ pub struct CUipcMemHandle {
     pub reserved: [u8; 64],
 }
 
-/// `CUarray_format`.
 pub type CUarray_format = c_int;
 
 /// `CUDA_ARRAY_DESCRIPTOR` of any version: height 0 is one dimension.
@@ -224,7 +210,6 @@ pub const CUDA_ARRAY3D_SPARSE: c_uint = 0x40;
 /// Memory comes with `cuMemMapArrayAsync`.
 pub const CUDA_ARRAY3D_DEFERRED_MAPPING: c_uint = 0x80;
 
-/// `CUDA_ARRAY_MEMORY_REQUIREMENTS`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CUDA_ARRAY_MEMORY_REQUIREMENTS {
@@ -238,7 +223,6 @@ pub const CU_GRAPH_NODE_TYPE_KERNEL: c_int = 0;
 pub const CU_GRAPH_NODE_TYPE_GRAPH: c_int = 4;
 pub const CU_GRAPH_NODE_TYPE_MEM_ALLOC: c_int = 10;
 
-/// `CUDA_KERNEL_NODE_PARAMS_v1` (cuda.h 12.9).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CUDA_KERNEL_NODE_PARAMS_v1 {
@@ -297,7 +281,6 @@ pub struct CUDA_MEM_ALLOC_NODE_PARAMS {
 }
 const _: () = assert!(core::mem::size_of::<CUDA_MEM_ALLOC_NODE_PARAMS>() == 120);
 
-/// `CUDA_GRAPH_INSTANTIATE_PARAMS` (cuda.h 12.9).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CUDA_GRAPH_INSTANTIATE_PARAMS {
@@ -311,9 +294,7 @@ pub const CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD: cuuint64_t = 2;
 /// `CUgraphInstantiateResult`.
 pub const CUDA_GRAPH_INSTANTIATE_ERROR: c_int = 1;
 
-/// `CUgraphExecUpdateResult`.
 pub type CUgraphExecUpdateResult = c_int;
-/// `CUgraphExecUpdateResultInfo` (cuda.h 12.9).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CUgraphExecUpdateResultInfo {
@@ -322,11 +303,9 @@ pub struct CUgraphExecUpdateResultInfo {
     pub errorFromNode: CUgraphNode,
 }
 
-/// `CUexecAffinityParam`: opaque to Tessera, passed through.
+// Passed through.
 pub type CUexecAffinityParam = c_void;
-/// `CUctxCreateParams`: opaque to Tessera, passed through.
 pub type CUctxCreateParams = c_void;
-/// `CUDA_LAUNCH_PARAMS`: opaque to Tessera, passed through.
 pub type CUDA_LAUNCH_PARAMS = c_void;
 
 /// `CUlaunchConfig` (cuda.h 12.9): what `cuLaunchKernelEx` takes.
@@ -347,7 +326,6 @@ pub struct CUlaunchConfig {
 }
 const _: () = assert!(core::mem::size_of::<CUlaunchConfig>() == 56);
 
-/// `CUmemorytype`.
 pub type CUmemorytype = c_uint;
 pub const CU_MEMORYTYPE_HOST: CUmemorytype = 1;
 pub const CU_MEMORYTYPE_DEVICE: CUmemorytype = 2;
@@ -423,12 +401,10 @@ pub type CUDA_MEMCPY3D_v1 = Memcpy3d<c_uint, CUdeviceptr_v1>;
 pub type CUDA_MEMCPY3D_PEER = CUDA_MEMCPY3D;
 const _: () = assert!(core::mem::size_of::<CUDA_MEMCPY3D>() == 200);
 
-/// `CUmemcpy3DOperandType`.
 pub type CUmemcpy3DOperandType = c_int;
 pub const CU_MEMCPY_OPERAND_TYPE_POINTER: CUmemcpy3DOperandType = 1;
 pub const CU_MEMCPY_OPERAND_TYPE_ARRAY: CUmemcpy3DOperandType = 2;
 
-/// `CUmemcpy3DOperand` (cuda.h 12.9).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CUmemcpy3DOperand {
@@ -438,7 +414,6 @@ pub struct CUmemcpy3DOperand {
     pub op: [u64; 4],
 }
 
-/// `CUDA_MEMCPY3D_BATCH_OP` (cuda.h 12.9).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CUDA_MEMCPY3D_BATCH_OP {
@@ -451,30 +426,19 @@ pub struct CUDA_MEMCPY3D_BATCH_OP {
 }
 const _: () = assert!(core::mem::size_of::<CUDA_MEMCPY3D_BATCH_OP>() == 112);
 
-/// `CUmemcpyAttributes`: opaque to Tessera, passed through.
+// Passed through, from here to `CUuuid`.
 pub type CUmemcpyAttributes = c_void;
-/// `CUDA_FABRIC_COPY_BATCH_OP`: opaque to Tessera, passed through.
 pub type CUDA_FABRIC_COPY_BATCH_OP = c_void;
-/// `CUmemDecompressParams`: opaque to Tessera, passed through.
 pub type CUmemDecompressParams = c_void;
 
-/// `CUstreamCaptureMode`.
 pub type CUstreamCaptureMode = c_int;
-/// `CUgraphEdgeData`: eight bytes, passed through.
 pub type CUgraphEdgeData = [u8; 8];
-/// `CUstreamBatchMemOpParams`, passed through.
 pub type CUstreamBatchMemOpParams = c_void;
-/// `CUexternalSemaphore`: a handle, passed through.
 pub type CUexternalSemaphore = *mut c_void;
-/// `CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS`, passed through.
 pub type CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS = c_void;
-/// `CUhostFn`: a function of the caller's, passed through.
 pub type CUhostFn = Option<unsafe extern "C" fn(*mut c_void)>;
-/// `CUstreamCallback`: a function of the caller's, passed through.
 pub type CUstreamCallback = Option<unsafe extern "C" fn(CUstream, CUresult, *mut c_void)>;
-/// `CUgraphRecaptureCallback`: a function of the caller's, passed through.
 pub type CUgraphRecaptureCallback = *mut c_void;
-/// `CUstreamCigCaptureParams`: opaque to Tessera, passed through.
 pub type CUstreamCigCaptureParams = c_void;
 
 /// `CUuuid`: 16 bytes, printed by NVML as `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
@@ -484,7 +448,6 @@ pub struct CUuuid {
     pub bytes: [u8; 16],
 }
 
-/// `CUdriverProcAddressQueryResult`.
 pub type CUdriverProcAddressQueryResult = c_int;
 pub const CU_GET_PROC_ADDRESS_SUCCESS: CUdriverProcAddressQueryResult = 0;
 pub const CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND: CUdriverProcAddressQueryResult = 1;
