@@ -17,7 +17,7 @@ pub fn config(data: &[u8]) {
             for gpu in gpus {
                 let sold: u128 = shares::cut(&gpu, &config)
                     .iter()
-                    .map(|share| u128::from(share.count) * u128::from(share.limit.memory_bytes))
+                    .map(|share| u128::from(share.count) * u128::from(share.memory_bytes))
                     .sum();
                 let room = gpu.memory_bytes.saturating_sub(config.gpus.reserve_bytes);
                 let possible = capacity::check(&[gpu], &config).is_empty();

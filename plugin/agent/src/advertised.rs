@@ -180,8 +180,8 @@ fn listed(catalogue: &Catalogue, records: &Records, withheld: &dyn Fn(&str) -> W
 fn view(share: &Share) -> ShareView {
     ShareView {
         replicas: share.count,
-        memory_bytes: share.limit.memory_bytes,
-        cores_millis: share.limit.cores_millis,
+        memory_bytes: share.memory_bytes,
+        cores_millis: share.cores_millis,
         policy: share.compute,
     }
 }

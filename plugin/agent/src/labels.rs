@@ -59,10 +59,10 @@ pub fn labels(gpus: &[Gpu], facts: &Facts, config: &Config) -> BTreeMap<String, 
     let replicas = |cut: &Vec<Share>| cut.iter().map(|share| share.count).sum::<u32>().to_string();
     set("replicas", common(cuts.iter().map(replicas)));
     let all = || cuts.iter().flatten();
-    if let Some(bytes) = least(&mut all().map(|share| share.limit.memory_bytes)) {
+    if let Some(bytes) = least(&mut all().map(|share| share.memory_bytes)) {
         set("share.memory", mib(bytes));
     }
-    if let Some(millis) = all().map(|share| share.limit.cores_millis).min() {
+    if let Some(millis) = all().map(|share| share.cores_millis).min() {
         set("share.cores", millis.to_string());
     }
     set("policy", common(all().map(|share| share.compute.into_str().to_owned())));

@@ -160,8 +160,8 @@ fn offers(gpus: &[Gpu], config: &Config) -> String {
                 once(gpu.uuid.clone()),
                 share.resource,
                 share.count.to_string(),
-                format_bytes(share.limit.memory_bytes),
-                format!("{} {}", format_cores(share.limit.cores_millis), share.compute.into_str()),
+                format_bytes(share.memory_bytes),
+                format!("{} {}", format_cores(share.cores_millis), share.compute.into_str()),
             ]
         })
     });

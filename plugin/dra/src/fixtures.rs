@@ -166,8 +166,7 @@ pub fn gpu(uuid: &str, index: u32) -> Published {
     sold.gpu.index = index;
     sold.context_overhead_bytes = 512 * MIB;
     let memory_bytes = 81_408 * MIB;
-    (sold.default_share.limit.memory_bytes, sold.default_share.limit.cores_millis) =
-        (memory_bytes / 4, 250);
+    (sold.default_share.memory_bytes, sold.default_share.cores_millis) = (memory_bytes / 4, 250);
     Published {
         sold,
         driver_version: Some("580.65.06".to_owned()),
@@ -185,7 +184,7 @@ pub fn gpu(uuid: &str, index: u32) -> Published {
 /// One with so many bytes, so many of which are a replica's share.
 pub fn gpu_of(memory_bytes: u64, replica_bytes: u64) -> Published {
     let mut gpu = Published { memory_bytes, ..gpu("GPU-a", 0) };
-    gpu.sold.default_share.limit.memory_bytes = replica_bytes;
+    gpu.sold.default_share.memory_bytes = replica_bytes;
     gpu
 }
 
@@ -202,7 +201,7 @@ pub fn mig(uuid: &str, index: u32) -> Published {
     });
     instance.memory_bytes = 9216 * MIB;
     instance.free_bytes = 9216 * MIB;
-    instance.sold.default_share.limit.memory_bytes = 2304 * MIB;
+    instance.sold.default_share.memory_bytes = 2304 * MIB;
     instance
 }
 

@@ -159,9 +159,9 @@ pub fn plan_for_running(
     check_count(shares.len())?;
     let grants = shares.iter().map(|(uuid, (sold, share, count))| Grant {
         uuid: (*uuid).to_owned(),
-        memory_limit_bytes: share.limit.memory_bytes.saturating_mul(u64::from(*count)),
+        memory_limit_bytes: share.memory_bytes.saturating_mul(u64::from(*count)),
         context_overhead_bytes: sold.context_overhead_bytes,
-        cores_millis: share.limit.cores_millis.saturating_mul(*count).min(1000),
+        cores_millis: share.cores_millis.saturating_mul(*count).min(1000),
         compute: share.compute,
     });
     let id = AllocationId::of(resource, ids.iter().map(String::as_str));

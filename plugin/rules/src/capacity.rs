@@ -28,13 +28,6 @@ use tessera_region::layout;
 
 use crate::shares::{self, FrontEnd, Share, front_end_of};
 
-/// What one replica of a GPU gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReplicaLimit {
-    pub memory_bytes: u64,
-    pub cores_millis: u32,
-}
-
 /// A GPU's memory as the rule sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
@@ -335,7 +328,7 @@ impl Kind<'_> {
 
     fn fits(&self, cut: &[Share]) -> bool {
         let each = |share: &Share| {
-            std::iter::repeat_n(share.limit.memory_bytes, usize::try_from(share.count).unwrap_or(0))
+            std::iter::repeat_n(share.memory_bytes, usize::try_from(share.count).unwrap_or(0))
         };
         let all: Vec<u64> = cut.iter().flat_map(each).collect();
         judge(self.sellable, &[], &all).free.into_iter().all(|fits| fits)
@@ -343,7 +336,7 @@ impl Kind<'_> {
 
     fn check_share(&self, share: &Share) -> Option<Problem> {
         let Kind { name, sellable, overhead, .. } = self;
-        let (each, count) = (share.limit.memory_bytes, share.count);
+        let (each, count) = (share.memory_bytes, share.count);
         if each <= *overhead {
             let [each, takes] = format_compared(each, *overhead);
             let message = format!(
@@ -382,7 +375,7 @@ impl Kind<'_> {
             return Some(self.problem("dra.gpus", message));
         }
         let problem = self.check_share(share);
-        let (step, each) = (self.config.dra.memory_step_bytes, share.limit.memory_bytes);
+        let (step, each) = (self.config.dra.memory_step_bytes, share.memory_bytes);
         if problem.is_some() || step <= each {
             return problem;
         }
@@ -397,7 +390,7 @@ impl Kind<'_> {
         let name = &self.name;
         let mut problems = Vec::new();
         for (i, share) in cut.iter().enumerate() {
-            let each = share.limit.memory_bytes;
+            let each = share.memory_bytes;
             if each <= self.overhead {
                 let [each, takes] = format_compared(each, self.overhead);
                 let message = format!(
@@ -410,11 +403,11 @@ impl Kind<'_> {
             }
         }
         if problems.is_empty() && !self.fits(cut) {
-            let all = |share: &Share| share.limit.memory_bytes.saturating_mul(share.count.into());
+            let all = |share: &Share| share.memory_bytes.saturating_mul(share.count.into());
             let needed = cut.iter().map(all).fold(0, u64::saturating_add);
             let list: Vec<String> = cut
                 .iter()
-                .map(|s| format!("{} × {}", s.count, format_bytes(s.limit.memory_bytes)))
+                .map(|s| format!("{} × {}", s.count, format_bytes(s.memory_bytes)))
                 .collect();
             let message = format!(
                 "the shares need {} ({}), but {name} has {} beside the reserve; lower memory or count, \

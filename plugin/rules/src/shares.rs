@@ -1,7 +1,7 @@
 //! What each GPU is cut into, and which front end sells it: the configuration's `[share]`, `[[layout]]` and `[dra]`, applied
 //! to a GPU. Pure.
 
-use crate::capacity::{Capacity, ReplicaLimit};
+use crate::capacity::Capacity;
 use strum::IntoStaticStr;
 use tessera_config::{Amount, Config, LayoutShare};
 use tessera_model::gpu::Gpu;
@@ -37,7 +37,9 @@ pub fn front_end_of(gpu: &Gpu, config: &Config) -> FrontEnd {
 pub struct Share {
     pub resource: String,
     pub count: u32,
-    pub limit: ReplicaLimit,
+    /// Of each.
+    pub memory_bytes: u64,
+    pub cores_millis: u32,
     pub compute: Compute,
 }
 
@@ -74,7 +76,8 @@ pub fn cut(gpu: &Gpu, config: &Config) -> Vec<Share> {
         .map(|(share, (memory_bytes, cores))| Share {
             resource: share.resource.clone(),
             count: share.count,
-            limit: ReplicaLimit { memory_bytes, cores_millis: millis(cores) },
+            memory_bytes,
+            cores_millis: millis(cores),
             compute: share.compute.unwrap_or(config.share.compute),
         })
         .collect()
@@ -90,10 +93,8 @@ pub fn equal(gpu: &Gpu, config: &Config) -> Share {
     Share {
         resource: config.resource.name.clone(),
         count: share.replicas,
-        limit: ReplicaLimit {
-            memory_bytes: divide(sellable, memory, GRAIN_BYTES)[0],
-            cores_millis: millis(divide(WHOLE_MILLIS, cores, 1)[0]),
-        },
+        memory_bytes: divide(sellable, memory, GRAIN_BYTES)[0],
+        cores_millis: millis(divide(WHOLE_MILLIS, cores, 1)[0]),
         compute: share.compute,
     }
 }
@@ -169,11 +170,8 @@ mod tests {
     }
 
     fn rows(shares: &[Share]) -> Vec<(&str, u32, u64, u32)> {
-        let row = |share: &Share| share.limit.memory_bytes >> 20;
-        shares
-            .iter()
-            .map(|s| (s.resource.as_str(), s.count, row(s), s.limit.cores_millis))
-            .collect()
+        let row = |share: &Share| share.memory_bytes >> 20;
+        shares.iter().map(|s| (s.resource.as_str(), s.count, row(s), s.cores_millis)).collect()
     }
 
     #[test]
@@ -182,7 +180,7 @@ mod tests {
         let each = (80 * GIB - (512 << 20)) / 4;
         assert_eq!(cut.len(), 1);
         assert_eq!((cut[0].resource.as_str(), cut[0].count), ("tessera.dev/gpu", 4));
-        assert_eq!(cut[0].limit, ReplicaLimit { memory_bytes: each, cores_millis: 250 });
+        assert_eq!((cut[0].memory_bytes, cut[0].cores_millis), (each, 250));
     }
 
     #[test]

@@ -280,7 +280,7 @@ fn offer(sold: Option<(&AdvertisedGpu, u64)>, withheld: Withheld, stakes: &[Stak
             match at.and_then(|at| Some((at, holders[at].get_mut(to_usize(*index))?))) {
                 Some((at, place)) => {
                     *place = Some(holder);
-                    regrant = regrant.saturating_add(shares[at].limit.memory_bytes);
+                    regrant = regrant.saturating_add(shares[at].memory_bytes);
                 }
                 None => {
                     retired.entry(stake.resource).or_default().insert(*index);
@@ -292,7 +292,7 @@ fn offer(sold: Option<(&AdvertisedGpu, u64)>, withheld: Withheld, stakes: &[Stak
     let mut free = Vec::new();
     for (share, holders) in shares.iter().zip(&holders) {
         let count = holders.iter().filter(|holder| holder.is_none()).count();
-        free.extend(std::iter::repeat_n(share.limit.memory_bytes, count));
+        free.extend(std::iter::repeat_n(share.memory_bytes, count));
     }
     let capacity = sold.map(|(sold, reserve)| Capacity::within(&sold.gpu, reserve));
     let sellable = capacity.map_or(0, Capacity::sellable);

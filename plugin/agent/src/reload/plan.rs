@@ -189,8 +189,8 @@ fn successor(record: &Record, grant: &Grant, after: &Catalogue) -> Option<String
     };
     let count = u32::try_from(held.len()).unwrap_or(u32::MAX);
     let (memory, cores) = (
-        share.limit.memory_bytes.saturating_mul(u64::from(count)),
-        share.limit.cores_millis.saturating_mul(count),
+        share.memory_bytes.saturating_mul(u64::from(count)),
+        share.cores_millis.saturating_mul(count),
     );
     let same = (memory, cores, share.compute)
         == (grant.memory_limit_bytes, grant.cores_millis, grant.compute);

@@ -303,7 +303,7 @@ impl StatusView {
                     Left::beside(capacity, &sold.gpu.uuid, live_records())
                 });
                 let lack = claimed.and_then(|left| left.lack_of_any(sold.context_overhead_bytes));
-                let default = &sold.default_share.limit;
+                let default = &sold.default_share;
                 let sum =
                     |bytes: fn(&tenant::Use) -> u64| uses().map(bytes).fold(0, u64::saturating_add);
                 Gpu {
@@ -439,8 +439,8 @@ fn replicas(
                 index,
                 health: Health::of(device.healthy),
                 health_reason: reason,
-                memory_limit_bytes: share.map_or(0, |share| share.limit.memory_bytes),
-                cores_millis: share.map_or(0, |share| share.limit.cores_millis),
+                memory_limit_bytes: share.map_or(0, |share| share.memory_bytes),
+                cores_millis: share.map_or(0, |share| share.cores_millis),
                 allocation_id: holders
                     .get(&(resource.as_str(), device.id.as_str()))
                     .map(|id| (*id).to_owned())

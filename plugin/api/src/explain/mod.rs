@@ -144,8 +144,8 @@ fn gpu_story(facts: &Facts, uuid: &str) -> Option<GpuStory> {
                 "{} × {}: {} and {} {} each ({place})",
                 share.count,
                 share.resource,
-                tessera_model::quantity::format_bytes(share.limit.memory_bytes),
-                tessera_model::percent::format_cores(share.limit.cores_millis),
+                tessera_model::quantity::format_bytes(share.memory_bytes),
+                tessera_model::percent::format_cores(share.cores_millis),
                 share.compute.into_str()
             )
         };

@@ -214,8 +214,8 @@ fn origin_of(facts: &Facts, record: &Record, grant: &Grant, trail: &[&Event]) ->
         }
     };
     let count = u64::try_from(replicas).unwrap_or(u64::MAX);
-    let memory = share.limit.memory_bytes.saturating_mul(count);
-    let cores = u64::from(share.limit.cores_millis).saturating_mul(count);
+    let memory = share.memory_bytes.saturating_mul(count);
+    let cores = u64::from(share.cores_millis).saturating_mul(count);
     let from = |name: &str, same: bool, today: String| match same {
         true => format!("{replicas} × {}", place(name)),
         false => format!("as of its Allocate; {} would give {today} now", place(name)),

@@ -45,7 +45,7 @@ impl Policy {
         if value == 0 {
             return None;
         }
-        let default = floor(gpu.sold.default_share.limit.memory_bytes).clamp(step, whole);
+        let default = floor(gpu.sold.default_share.memory_bytes).clamp(step, whole);
         // One context, and something to use it for.
         let min = gpu
             .sold
@@ -59,8 +59,7 @@ impl Policy {
 
     /// Time of a GPU.
     pub fn cores(gpu: &Published) -> Self {
-        let default =
-            u64::from(gpu.sold.default_share.limit.cores_millis / 10).clamp(1, WHOLE_CORES);
+        let default = u64::from(gpu.sold.default_share.cores_millis / 10).clamp(1, WHOLE_CORES);
         Policy { value: WHOLE_CORES, default, min: 1, step: 1 }
     }
 

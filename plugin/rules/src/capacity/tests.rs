@@ -125,7 +125,7 @@ fn h200() -> Gpu {
 fn what_the_driver_keeps_is_not_sold_whatever_the_reserve_says() {
     for settings in ["", "[gpus]\nreserve = 0\n", "[gpus]\nreserve = \"512Mi\"\n"] {
         let config = Config::parse(settings).unwrap();
-        let sold = 4 * crate::shares::equal(&h200(), &config).limit.memory_bytes;
+        let sold = 4 * crate::shares::equal(&h200(), &config).memory_bytes;
         assert!(sold <= (143_771 - 700 - 128) << 20, "{settings}: {} MiB", sold >> 20);
         assert_eq!(check(&[h200()], &config), [], "a start goes on");
     }
