@@ -17,14 +17,12 @@
 //! not fit either; and it is monotone: more room never takes a replica away, so that kubelet sees none
 //! flap while a GPU empties.
 
-use std::collections::BTreeSet;
 use std::fmt;
 
-use tessera_config::{Config, MOST_PROBLEMS, Problem, TmpfsPolicy};
+use tessera_config::{Config, Problem};
 use tessera_model::gpu::Gpu;
 use tessera_model::quantity::{format_bytes, format_compared};
 use tessera_model::record::Record;
-use tessera_region::layout;
 
 use crate::shares::{self, FrontEnd, Share, front_end_of};
 
@@ -169,8 +167,6 @@ fn allocated_millis(record: &Record, uuid: &str) -> u32 {
 // === Whether a configuration is possible on these GPUs ===
 
 const MIB: u64 = 1 << 20;
-/// What directories and the spare pages take of the pages' tmpfs, about.
-const SPARES_BYTES: u64 = 3 * MIB;
 
 /// What of the configuration is impossible on these GPUs; empty when all is well. Of many the first, and how
 /// many more.
@@ -262,39 +258,10 @@ fn check_reserve(gpus: &[Gpu], config: &Config) -> Option<Problem> {
     Some(config.source.problem("gpus.reserve", message))
 }
 
-/// What is odd about a configuration on these GPUs and no error, a sentence each.
-pub fn remarks(gpus: &[Gpu], config: &Config) -> Vec<String> {
-    let mut remarks = idle_layouts(gpus, config);
-    remarks.extend(tight_pages(gpus, config));
-    remarks
-}
-
-/// Said where the tmpfs has no room for the pages of all replicas, one allocation each.
-fn tight_pages(gpus: &[Gpu], config: &Config) -> Option<String> {
-    let replicas: u64 =
-        gpus.iter().flat_map(|gpu| shares::cut(gpu, config)).map(|s| u64::from(s.count)).sum();
-    let each = u64::try_from(layout::QUOTA_BYTES + layout::USAGE_BYTES).unwrap_or(u64::MAX);
-    let needed = replicas.saturating_mul(each).saturating_add(SPARES_BYTES);
-    if config.pages.tmpfs == TmpfsPolicy::Off || needed <= config.pages.size_bytes {
-        return None;
-    }
-    let message = format!(
-        "has room for the pages of {} allocations, and {replicas} replicas are sold: the last of \
-         them could not be allocated; set at least \"{}Mi\"",
-        config.pages.size_bytes.saturating_sub(SPARES_BYTES) / each,
-        needed.div_ceil(MIB),
-    );
-    Some(config.source.remark("pages.size", message))
-}
-
 /// Layouts that count for none of these GPUs, a sentence each. No error: one configuration often
 /// serves nodes with different GPUs.
-fn idle_layouts(gpus: &[Gpu], config: &Config) -> Vec<String> {
+pub fn remarks(gpus: &[Gpu], config: &Config) -> Vec<String> {
     let used: Vec<usize> = gpus.iter().filter_map(|gpu| shares::layout_of(gpu, config)).collect();
-    let idle = (0..config.layouts.len()).filter(|i| !used.contains(i));
-    let count = config.layouts.len().saturating_sub(used.iter().collect::<BTreeSet<_>>().len());
-    let more = count.checked_sub(MOST_PROBLEMS).filter(|more| *more > 0);
-    let more = more.map(|more| format!("{more} more layouts count for none of this node's GPUs"));
     let sentence = |i: usize| {
         let named = &config.layouts[i].gpus;
         let taken = gpus.iter().any(|gpu| named.iter().any(|entry| gpu.is_named(entry)));
@@ -309,7 +276,7 @@ fn idle_layouts(gpus: &[Gpu], config: &Config) -> Vec<String> {
         };
         config.source.remark(&format!("layout[{i}].gpus"), message)
     };
-    idle.take(MOST_PROBLEMS).map(sentence).chain(more).collect()
+    (0..config.layouts.len()).filter(|i| !used.contains(i)).map(sentence).collect()
 }
 
 /// GPUs that are alike.

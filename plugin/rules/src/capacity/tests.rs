@@ -68,22 +68,6 @@ fn a_layout_that_names_no_gpu_here_is_reported_and_is_no_error() {
 }
 
 #[test]
-fn a_tmpfs_without_room_for_every_replica_is_reported_and_is_no_error() {
-    let gpus: Vec<Gpu> = (0..16).map(|_| gpu(80 * GIB)).collect();
-    let with = |pages: &str| {
-        let text = format!("[share]\nreplicas = 64\n[pages]\n{pages}\n");
-        remarks(&gpus, &Config::parse(&text).unwrap())
-    };
-    let reported = with("size = \"64Mi\"");
-    assert_eq!(reported.len(), 1, "{reported:?}");
-    assert!(reported[0].contains(":4: pages.size: has room for the pages of 4"), "{}", reported[0]);
-    let enough = reported[0].split('"').nth(1).unwrap();
-    assert!(with(&format!("size = \"{enough}\"")).is_empty());
-    assert!(with("tmpfs = \"off\"").is_empty());
-    assert!(remarks(&gpus, &Config::default()).is_empty());
-}
-
-#[test]
 fn the_largest_free_replicas_go_first_and_the_highest_of_equals() {
     let sizes = [50, 25, 25];
     let kept = |live: u64| judge(100, &[held(live, 0)], &sizes).free;

@@ -1,7 +1,6 @@
 use std::fs::{self, OpenOptions};
 use std::mem::offset_of;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
-use std::path::Path;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -228,37 +227,6 @@ fn another_file_at_the_path_is_not_claimed_in() {
     assert_eq!(refusal(&map), "claiming a slot: open: No such file or directory (os error 2)");
     create(dir.path(), 1).unwrap();
     assert_eq!(refusal(&map), "the usage page's path leads to another file now");
-}
-
-#[test]
-fn a_tenants_reasons_not_to_attach_are_distinguished() {
-    let fault_after = |make: &dyn Fn(&TempDir, &Path)| {
-        let dir = pages();
-        make(&dir, &dir.path().join(USAGE_FILE));
-        let error = UsageMap::attach(dir.path()).unwrap_err().to_string();
-        error.split_once("/usage: ").unwrap().1.to_owned()
-    };
-    let remove = |path: &Path| fs::remove_file(path).unwrap();
-    assert_eq!(fault_after(&|_, path| remove(path)), "absent");
-    let directory = |_: &TempDir, path: &Path| {
-        remove(path);
-        fs::create_dir(path).unwrap();
-    };
-    assert_eq!(fault_after(&directory), "not a regular file");
-    let link = |_: &TempDir, path: &Path| {
-        remove(path);
-        symlink("quota", path).unwrap();
-    };
-    assert_eq!(fault_after(&link), "not a regular file");
-    let expected = USAGE_BYTES as u64;
-    assert_eq!(
-        fault_after(&|dir, _| resize(dir, expected - 1)),
-        format!("{} bytes long instead of {expected}", expected - 1)
-    );
-    let magic = "not a Tessera page (magic 0x0000000000000000)";
-    assert_eq!(fault_after(&|dir, _| scribble(dir, 0, &[0; 8])), magic);
-    assert_eq!(fault_after(&|dir, _| scribble(dir, 8, &[7])), "page ABI 7, this library speaks 1");
-    assert_eq!(fault_after(&|dir, _| scribble(dir, 12, &[1])), "impossible count 1");
 }
 
 #[test]
