@@ -100,8 +100,7 @@ struct State {
 /// Sessions that one allocation may have, and processes at its gate, as far as this process may open
 /// files.
 pub fn max_processes() -> usize {
-    use nix::sys::resource::{Resource, getrlimit};
-    share(getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft))
+    share(tessera_system::descriptors::limit())
 }
 
 fn share(files: u64) -> usize {
@@ -136,12 +135,10 @@ impl TenantSessions {
         self.state().peers.values().copied().collect()
     }
 
-    /// See [`Counters`].
     pub fn counters(&self) -> Counters {
         self.state().counters
     }
 
-    /// See [`OverQuota`].
     pub fn take_over_quota(&self) -> OverQuota {
         std::mem::take(&mut self.state().over_quota)
     }

@@ -23,16 +23,11 @@ use crate::locks::lock;
 /// under way.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// How long a connection may take; `None` for as long as it likes.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// For its first request.
-    pub silence: Option<Duration>,
-    /// For an answer to be made and read.
-    pub answer: Option<Duration>,
-    /// For its next request, with the end of the last answer unread or not.
-    pub idle: Option<Duration>,
-}
+/// How long a connection may take for its first request, and for its next, with the end of the last answer unread or
+/// not.
+const SILENCE: Duration = Duration::from_secs(60);
+/// How long an answer may take to be made and read.
+const ANSWER: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Default)]
 struct State {
@@ -46,7 +41,6 @@ struct State {
 #[derive(Debug)]
 pub struct Connections {
     kind: ListenerKind,
-    limits: Limits,
     most: usize,
     state: Mutex<State>,
     has_complained: AtomicBool,
@@ -116,13 +110,13 @@ pub fn client_at(address: IpAddr) -> u128 {
 
 impl Connections {
     /// Of a listener: as many as its kind may have.
-    pub fn new(kind: ListenerKind, limits: Limits) -> Arc<Self> {
-        Self::of(kind, limits, kind.max_connections())
+    pub fn new(kind: ListenerKind) -> Arc<Self> {
+        Self::of(kind, kind.max_connections())
     }
 
-    fn of(kind: ListenerKind, limits: Limits, most: usize) -> Arc<Self> {
+    fn of(kind: ListenerKind, most: usize) -> Arc<Self> {
         let (state, has_complained) = (Mutex::default(), AtomicBool::default());
-        Arc::new(Connections { kind, limits, most, state, has_complained })
+        Arc::new(Connections { kind, most, state, has_complained })
     }
 
     /// The next connection, with its right to be open; `next` accepts one, `client` says whose it is. Those that make
@@ -177,7 +171,7 @@ impl Connections {
         let shared = Arc::<Shared>::default();
         let waits = Mutex::new(Some(state.waiting.enter(client, Arc::clone(&shared))));
         drop(state);
-        shared.set(self.limits.silence);
+        shared.set(Some(SILENCE));
         let connection = Connection { shared, client };
         Some(Arc::new(Permit { connections: Arc::clone(self), connection, waits }))
     }
@@ -216,7 +210,7 @@ impl Permit {
         if let Some(waits) = waits {
             drop(lock(&self.connections.state).waiting.leave(waits));
         }
-        self.connection.shared.set(self.connections.limits.answer);
+        self.connection.shared.set(Some(ANSWER));
         Busy(Arc::clone(self))
     }
 
@@ -242,7 +236,7 @@ impl Permit {
 impl Drop for Busy {
     fn drop(&mut self) {
         let Permit { connections, connection: Connection { shared, client }, waits } = &*self.0;
-        shared.set(connections.limits.idle);
+        shared.set(Some(SILENCE));
         let entered = lock(&connections.state).waiting.enter(*client, Arc::clone(shared));
         lock(waits).replace(entered);
     }
@@ -310,15 +304,13 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits = Limits { silence: None, answer: None, idle: None };
-
     fn is_closed(permit: &Permit) -> bool {
         permit.connection.shared.is_closed.load(Ordering::Acquire)
     }
 
     #[test]
     fn a_flood_makes_room_by_itself_and_what_is_answered_stays() {
-        let connections = Connections::of(ListenerKind::Api, LIMITS, 3);
+        let connections = Connections::of(ListenerKind::Api, 3);
         let permit = |client| connections.admit(client, false).unwrap();
         let other = permit(1);
         let flood = [permit(2), permit(2)];
@@ -334,7 +326,7 @@ mod tests {
 
     #[test]
     fn nobody_is_let_in_where_all_are_answered() {
-        let connections = Connections::of(ListenerKind::Api, LIMITS, 2);
+        let connections = Connections::of(ListenerKind::Api, 2);
         let open = [connections.admit(1, false).unwrap(), connections.admit(2, false).unwrap()];
         let busy: Vec<Busy> = open.iter().map(Permit::begin).collect();
         assert!(connections.admit(3, false).is_none());

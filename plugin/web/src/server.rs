@@ -21,7 +21,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tessera_system::connections::{Connections, Limits, Permit, client_at};
+use tessera_system::connections::{Connections, Permit, client_at};
 use tessera_system::descriptors::ListenerKind;
 use tessera_system::files::SocketFile;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -49,11 +49,6 @@ const HEAD_BYTES: usize = 64 << 10;
 const HEAD_FIELDS: usize = 100;
 /// A request's body at root's socket: a configuration, quoted.
 const BODY: usize = 4 << 20;
-const LIMITS: Limits = Limits {
-    silence: Some(Duration::from_secs(60)),
-    answer: Some(Duration::from_secs(30)),
-    idle: Some(Duration::from_secs(60)),
-};
 /// Connections that the kernel keeps while this thread has no turn (listen(2)): half a second of a flood. More
 /// would only wait longer.
 const BACKLOG: u32 = 1024;
@@ -290,7 +285,7 @@ impl Network {
             self.known.send_replace(Some(address));
             info!(%address, tls = acceptor.is_some(), "serving {name}");
         }
-        let connections = Connections::new(self.kind, LIMITS);
+        let connections = Connections::new(self.kind);
         let next = || async { Ok(listener.accept().await?.0) };
         let client =
             |stream: &TcpStream| stream.peer_addr().map_or(0, |address| client_at(address.ip()));
@@ -332,7 +327,7 @@ fn reset(stream: &TcpStream) {
 /// start.
 async fn serve_root(socket: RootSocket, router: Router, report: Report) {
     let RootSocket { path, mut bound } = socket;
-    let connections = Connections::new(ListenerKind::Admin, LIMITS);
+    let connections = Connections::new(ListenerKind::Admin);
     let mut warned = false;
     loop {
         let bound = bound.take().map_or_else(|| SocketFile::listen(&path), Ok);
