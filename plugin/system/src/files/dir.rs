@@ -9,19 +9,14 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
-use nix::sys::socket::sockopt::{PeerCredentials, SendTimeout};
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, setsockopt, socket,
-};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
-use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::{UnlinkatFlags, fsync, geteuid, unlinkat};
 
 use super::read::read;
@@ -286,18 +281,6 @@ impl Dir {
             false => Err(not_ours(format!("it is uid {owner}'s, and this is uid {caller}"))),
         }
     }
-
-    /// Connects to the socket of this name, whose listener must act for this user or root. What is written from then
-    /// on may wait for `limit`, too. `WouldBlock`: its queue is full.
-    pub fn connect_own(&self, name: impl AsRef<OsStr>, limit: Duration) -> io::Result<UnixStream> {
-        let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-        // Before it connects: a queue that is full is waited for (unix(7)).
-        let limit = i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
-        setsockopt(&fd, SendTimeout, &TimeVal::milliseconds(limit))?;
-        connect(fd.as_raw_fd(), &UnixAddr::new(&self.path().join(name.as_ref()))?)?;
-        check_peer(&fd)?;
-        Ok(fd.into())
-    }
 }
 
 /// Whether the other end of a connection over a Unix socket acts for this user, or for root, who may be anybody.
@@ -436,10 +419,8 @@ mod tests {
 mod own_tests {
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
-    use std::os::unix::net::UnixListener;
+    use std::os::unix::net::{UnixListener, UnixStream};
     use std::os::unix::process::CommandExt;
-
-    use nix::sys::socket::{Backlog, listen};
 
     use super::*;
 
@@ -473,21 +454,16 @@ mod own_tests {
     }
 
     #[test]
-    fn only_the_own_user_and_root_are_connected_to() {
+    fn only_the_own_user_and_root_are_talked_to() {
         let base = tempfile::tempdir().unwrap();
-        let own = Dir::own(base.path()).unwrap();
-        let limit = Duration::from_millis(50);
+        let connect = |name: &str| UnixStream::connect(base.path().join(name)).unwrap();
         let listener = UnixListener::bind(base.path().join("socket")).unwrap();
-        let talk = own.connect_own("socket", limit).unwrap();
-        assert!(talk.write_timeout().unwrap().is_some());
+        let talk = connect("socket");
+        check_peer(&talk).unwrap();
         check_peer(&listener.accept().unwrap().0).unwrap();
-        // A queue that nobody empties.
-        listen(&listener, Backlog::new(1).unwrap()).unwrap();
-        let full = (0..10).map(|_| own.connect_own("socket", limit)).find_map(Result::err);
-        assert_eq!(full.map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
 
         let Some(mut other) = of_another_user(base.path()) else { return };
-        let error = own.connect_own("another", limit).unwrap_err();
+        let error = check_peer(&connect("another")).unwrap_err();
         assert!(error.to_string().contains("uid 65534's"), "{error}");
         let error = Dir::own(&base.path().join("theirs")).unwrap_err();
         assert!(error.to_string().contains("uid 65534's"), "{error}");
@@ -510,7 +486,7 @@ mod own_tests {
         let mut child = command.current_dir(dir).uid(65534).gid(65534).spawn().unwrap();
         while !dir.join("ready").exists() {
             assert_eq!(child.try_wait().unwrap(), None);
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(std::time::Duration::from_millis(5));
         }
         Some(child)
     }
