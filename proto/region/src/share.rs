@@ -6,7 +6,6 @@
 //! in each share in the order of its page; where there is one share, that is the page's own order.
 
 use alloc::vec::Vec;
-use core::fmt;
 
 use crate::layout::{MAX_GPUS, SLOTS};
 use crate::ledger::MAX_PARTS;
@@ -47,28 +46,12 @@ impl Gpu {
     }
 }
 
-/// Shares that one process cannot have together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ShareFault {
-    /// There is none.
-    None,
-    /// More than [`MAX_SHARES`].
-    TooMany,
-    /// Of more than [`MAX_GPUS`] GPUs.
-    TooManyGpus,
-}
-
-impl fmt::Display for ShareFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::None => write!(f, "it holds no share"),
-            Self::TooMany => write!(f, "it holds more than {MAX_SHARES} shares"),
-            Self::TooManyGpus => write!(f, "its shares are of more than {MAX_GPUS} GPUs"),
-        }
-    }
-}
-
-impl core::error::Error for ShareFault {}
+/// What is wrong with a process that has no share.
+pub const NO_SHARE: &str = "it holds no share";
+/// The same of one that has more than [`MAX_SHARES`].
+pub const TOO_MANY_SHARES: &str = "it holds more than 16 shares";
+const TOO_MANY_GPUS: &str = "its shares are of more than 16 GPUs";
+const _: () = assert!(MAX_SHARES == 16 && MAX_GPUS == 16);
 
 /// See the module. Indices of GPUs are below [`gpu_count`](Self::gpu_count); others panic.
 #[derive(Debug)]
@@ -79,12 +62,13 @@ pub struct ShareSet {
 }
 
 impl ShareSet {
-    /// Those of a process, which its other processes name in the same order: that of their ids.
-    pub fn new(shares: Vec<Share>) -> Result<Self, ShareFault> {
+    /// Those of a process, which its other processes name in the same order: that of their ids. Else what is wrong with
+    /// the process.
+    pub fn new(shares: Vec<Share>) -> Result<Self, &'static str> {
         match shares.len() {
-            0 => return Err(ShareFault::None),
+            0 => return Err(NO_SHARE),
             1..=MAX_SHARES => {}
-            _ => return Err(ShareFault::TooMany),
+            _ => return Err(TOO_MANY_SHARES),
         }
         let mut gpus: Vec<Gpu> = Vec::new();
         for (at, share) in (0u8..).zip(&shares) {
@@ -105,7 +89,7 @@ impl ShareSet {
                     parts[0] = part;
                     gpus.push(Gpu { parts, count: 1 });
                 } else {
-                    return Err(ShareFault::TooManyGpus);
+                    return Err(TOO_MANY_GPUS);
                 }
             }
         }

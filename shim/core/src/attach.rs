@@ -16,7 +16,7 @@ use tessera_region::layout::{
     CONTAINER_PAGES_DIR, GATE_SOCKET, QUOTA_FILE, SESSION_SOCKET, USAGE_FILE,
 };
 use tessera_region::quota::QuotaReader;
-use tessera_region::share::{MAX_SHARES, Share, ShareFault, ShareSet};
+use tessera_region::share::{MAX_SHARES, NO_SHARE, Share, ShareSet, TOO_MANY_SHARES};
 use tessera_region::usage::UsageMap;
 use tessera_region::{AttachError, in_dir};
 
@@ -129,7 +129,7 @@ fn attach(dir: &CStr, place: Place) -> Result<Pages, ()> {
     let unusable = |at: &CStr, fault: &dyn fmt::Display| {
         broken(place, format_args!("{}: {fault}", at.to_string_lossy()));
     };
-    let none = |fault: ShareFault| unusable(dir, &fault);
+    let none = |fault: &str| unusable(dir, &fault);
     let given = |at: &CStr| match place {
         Place::MountPoint => is_mounted_read_only(at, dir),
         Place::Named => true,
@@ -152,7 +152,7 @@ fn attach(dir: &CStr, place: Place) -> Result<Pages, ()> {
     if place == Place::Named && (names.is_empty() || names.iter().any(is_file)) {
         found.push((dir.into(), open(dir, place)?));
     } else if names.len() > MAX_SHARES {
-        none(ShareFault::TooMany);
+        none(TOO_MANY_SHARES);
         return Err(());
     } else {
         // Every process of every container has them in this order.

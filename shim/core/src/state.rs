@@ -33,7 +33,7 @@ use alloc::vec::Vec;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use tessera_cuda::types::{CUDA_ERROR_SYSTEM_NOT_READY, CUdevice, CUresult};
-use tessera_region::account::{Account, Unclaimed};
+use tessera_region::account::Account;
 use tessera_region::layout::MAX_GPUS;
 use tessera_region::quota::QuotaReader;
 use tessera_region::session::{EVENT_UUID_LEN, Event, EventKind, Message};
@@ -225,7 +225,7 @@ fn arm(again: bool) -> Standing {
     };
     let account = match Account::claim(pages.shares) {
         Ok(account) => account,
-        Err((shares, Unclaimed { share, error })) => {
+        Err((shares, share, error)) => {
             NO_SLOT.say(format_args!(
                 "no GPU for this process: {error}; end other GPU processes of this container, or \
                  raise the limit on open files"

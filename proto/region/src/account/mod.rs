@@ -104,23 +104,14 @@ impl From<Overrun<'_>> for Refused {
     }
 }
 
-/// A process got no slot in one of its shares.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unclaimed {
-    /// Which of the [`ShareSet`]'s.
-    pub share: usize,
-    /// Why.
-    pub error: AttachError,
-}
-
 impl Account {
-    /// Claims a slot in each share. On failure the shares come back, and no slot is kept.
-    pub fn claim(shares: ShareSet) -> Result<Self, (ShareSet, Unclaimed)> {
+    /// Claims a slot in each share. On failure the shares come back, with which has none and why, and no slot is kept.
+    pub fn claim(shares: ShareSet) -> Result<Self, (ShareSet, usize, AttachError)> {
         let mut slots = Vec::new();
         for (at, share) in shares.shares().iter().enumerate() {
             match share.usage.claim_within(share.quota.departure_ns()) {
                 Ok(slot) => slots.push(slot),
-                Err(error) => return Err((shares, Unclaimed { share: at, error })),
+                Err(error) => return Err((shares, at, error)),
             }
         }
         Ok(Self::of(shares, slots))

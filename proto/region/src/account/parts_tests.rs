@@ -7,7 +7,7 @@ use super::tests::{Allocation, process};
 use super::*;
 use crate::layout::QUOTA_FILE;
 use crate::quota::Policy;
-use crate::share::ShareFault;
+use crate::share::{NO_SHARE, TOO_MANY_SHARES};
 
 const GPU: &str = "GPU-0";
 
@@ -89,16 +89,16 @@ fn gpus_are_those_of_all_shares_and_the_same_one_once() {
 
 #[test]
 fn what_no_process_can_have_together_is_refused() {
-    assert_eq!(ShareSet::new(Vec::new()).unwrap_err(), ShareFault::None);
+    assert_eq!(ShareSet::new(Vec::new()).unwrap_err(), NO_SHARE);
     let one = Allocation::of(&[(GPU, 10)]);
     let shares = |count| (0..count).map(|_| one.share()).collect();
-    assert_eq!(ShareSet::new(shares(17)).unwrap_err(), ShareFault::TooMany);
+    assert_eq!(ShareSet::new(shares(17)).unwrap_err(), TOO_MANY_SHARES);
     assert_eq!(ShareSet::new(shares(16)).unwrap().memory_limit(0), 160);
     let names: Vec<String> = (0..32).map(|at| format!("GPU-{at}")).collect();
     let gpus: Vec<_> = names.iter().map(|name| (name.as_str(), 10)).collect();
     let [low, high] = [&gpus[..16], &gpus[16..17]].map(Allocation::of);
     let set = ShareSet::new(vec![low.share(), high.share()]);
-    assert_eq!(set.unwrap_err(), ShareFault::TooManyGpus);
+    assert_eq!(set.unwrap_err(), "its shares are of more than 16 GPUs");
     assert_eq!(ShareSet::new(vec![low.share(), low.share()]).unwrap().gpu_count(), 16);
 }
 
@@ -117,9 +117,9 @@ fn without_a_slot_in_one_share_none_is_kept_in_another() {
     let (one, two) = (Allocation::of(&[(GPU, 10)]), Allocation::of(&[(GPU, 10)]));
     let all: Vec<Account> = (0..crate::layout::SLOTS).map(|_| process(&[&two])).collect();
     let shares = ShareSet::new(vec![one.share(), two.share()]).unwrap();
-    let (shares, unclaimed) = Account::claim(shares).unwrap_err();
-    assert_eq!(unclaimed.share, 1);
-    assert!(unclaimed.error.to_string().contains("use CUDA already"), "{unclaimed:?}");
+    let (shares, share, error) = Account::claim(shares).unwrap_err();
+    assert_eq!(share, 1);
+    assert!(error.to_string().contains("use CUDA already"), "{error:?}");
     assert_eq!(process(&[&one]).slot_index(), 0, "the first one's is free again");
     drop(all);
     assert!(Account::claim(shares).is_ok());
