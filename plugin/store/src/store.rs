@@ -457,17 +457,11 @@ fn prepare(db: &Database) -> Result<(), Unopened> {
 
 /// Renames an unreadable file to a name that says when, and that nothing else has.
 fn keep_aside(path: &Path) -> io::Result<PathBuf> {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let nanoseconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos());
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    for attempt in 0.. {
-        let suffix = if attempt == 0 { String::new() } else { format!("-{attempt}") };
-        let aside = path.with_file_name(format!("{name}.unreadable-{seconds}{suffix}"));
-        if aside.symlink_metadata().is_err() {
-            std::fs::rename(path, &aside)?;
-            return Ok(aside);
-        }
-    }
-    unreachable!("some name is free")
+    let aside = path.with_file_name(format!("{name}.unreadable-{nanoseconds}"));
+    std::fs::rename(path, &aside)?;
+    Ok(aside)
 }
 
 enum Unopened {
