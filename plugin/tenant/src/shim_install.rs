@@ -137,8 +137,7 @@ fn place_at(dir: &Path, name: &str, library: &[u8]) -> Result<bool, ShimError> {
 }
 
 /// Since when each installed shim has been of no use to anybody.
-#[derive(Clone, Debug, Default)]
-pub struct Unused(BTreeMap<String, Instant>);
+pub type Unused = BTreeMap<String, Instant>;
 
 /// Which of `installed` nobody has needed for `grace`. Pure.
 ///
@@ -154,25 +153,19 @@ pub fn unneeded<'a>(
     let needed: Option<BTreeSet<&str>> =
         records.into_iter().map(|record| record.shim.as_deref()).collect();
     let Some(needed) = needed else {
-        unused.0.clear();
+        unused.clear();
         return Vec::new();
     };
     let idle = |name: &&String| *name != current && !needed.contains(name.as_str());
     let idle: Vec<&String> = installed.iter().filter(idle).collect();
-    unused.0.retain(|name, _| idle.contains(&name));
+    unused.retain(|name, _| idle.contains(&name));
     idle.into_iter()
         .filter(|name| {
-            let since = *unused.0.entry((*name).clone()).or_insert(now);
+            let since = *unused.entry((*name).clone()).or_insert(now);
             now.saturating_duration_since(since) >= grace
         })
         .cloned()
         .collect()
-}
-
-impl Unused {
-    pub fn forget(&mut self, name: &str) {
-        self.0.remove(name);
-    }
 }
 
 /// Names of the shims installed under `dir`; whatever else is there is nobody's business.
@@ -392,8 +385,8 @@ pub(crate) mod tests {
         assert_eq!(goes(&[none, none, &[None], none, none]), [""; 0]);
         // Nor does one that could not be removed a moment ago.
         let start = Instant::now();
-        let mut unused = Unused(["old", "older"].map(|name| (name.to_owned(), start)).into());
-        unused.forget("older");
+        let mut unused = Unused::from(["old", "older"].map(|name| (name.to_owned(), start)));
+        unused.remove("older");
         assert_eq!(look(none, &mut unused, start + GRACE), ["old"]);
     }
 

@@ -300,7 +300,7 @@ impl Allocations {
                     info!(name, "removed a shim that nobody needs any more");
                 }
                 Err(error) => {
-                    since.forget(&name);
+                    since.remove(&name);
                     warn!(name, %error, "a shim that nobody needs cannot be removed");
                 }
             }
