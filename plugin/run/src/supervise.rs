@@ -124,25 +124,3 @@ fn ignored() -> u64 {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn shell(script: &str) -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", script]);
-        command
-    }
-
-    #[test]
-    fn the_usage_is_looked_at_while_the_command_runs() {
-        let mut looks = 0;
-        run(shell("sleep 0.2"), || {
-            looks += 1;
-            Duration::from_millis(20)
-        })
-        .unwrap();
-        assert!(looks >= 2, "{looks}");
-    }
-}
