@@ -18,10 +18,9 @@
 //!
 //! Memory is bounded, whatever arrives: see [`Error`] for what ends the connection.
 //!
-//! For decoding, `loona-hpack` is used. It is kept (releases to 0.4.3, which removed the last known
-//! panic on truncated input), bounds the dynamic table and passes fields to a callback, so that a
-//! small block cannot be inflated in memory. `httlib-hpack` indexes past the end of truncated input,
-//! `hpack` is abandoned (RUSTSEC-2023-0084/0085), `fluke-hpack` is loona's former name.
+//! For decoding, `loona-hpack` is used: it bounds the dynamic table and passes fields to a callback, so
+//! that a small block cannot be inflated in memory. `httlib-hpack` indexes past the end of truncated
+//! input, `hpack` is abandoned (RUSTSEC-2023-0084/0085).
 
 use std::io;
 use std::pin::Pin;

@@ -218,11 +218,11 @@ impl Spares {
         Self { dir: dir.into() }
     }
 
-    /// Makes files until there are `pairs` of them, and returns how many there are.
+    /// Makes files until there are `pairs` of them.
     ///
     /// # Errors
     /// What the file system says; those made before it are there.
-    pub fn fill(&self, pairs: usize) -> io::Result<usize> {
+    pub fn fill(&self, pairs: usize) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
         for pair in 0..pairs {
             for (name, bytes) in KINDS {
@@ -245,7 +245,7 @@ impl Spares {
                 made?;
             }
         }
-        Ok(pairs)
+        Ok(())
     }
 
     /// Renames a spare of this kind to `path`; false if there is none.

@@ -187,15 +187,11 @@ impl UsageMap {
     ///
     /// Call it once per process and keep the result until the process ends.
     pub fn claim_within(&self, departure_ns: u64) -> Result<OwnedSlot, AttachError> {
-        self.try_claim(departure_ns).map_err(AttachError)
-    }
-
-    fn try_claim(&self, departure_ns: u64) -> Result<OwnedSlot, String> {
         let fd = self.reopen().map_err(|errno| match errno {
             libc::EMFILE | libc::ENFILE => {
-                text!("no file descriptor left to claim a slot with: {}", Errno(errno))
+                AttachError(text!("no file descriptor left to claim a slot with: {}", Errno(errno)))
             }
-            libc::ESTALE => "the usage page's path leads to another file now".into(),
+            libc::ESTALE => AttachError("the usage page's path leads to another file now".into()),
             _ => unclaimed("open", errno),
         })?;
         let (mut round, mut departing) = (0, false);
@@ -220,11 +216,11 @@ impl UsageMap {
             }
             round += 1;
         }
-        Err(text!("{SLOTS} processes of this container use CUDA already"))
+        Err(AttachError(text!("{SLOTS} processes of this container use CUDA already")))
     }
 
     /// Makes the slot whose lock `fd` holds this process's.
-    fn take(&self, fd: Fd, index: usize, departure_ns: u64) -> Result<OwnedSlot, String> {
+    fn take(&self, fd: Fd, index: usize, departure_ns: u64) -> Result<OwnedSlot, AttachError> {
         // SAFETY: as in `attach_at`: the same file.
         let keeper = unsafe { Map::<UsagePage>::new(fd.as_raw_fd(), true) }
             .map_err(|errno| unclaimed("mmap", errno))?;
@@ -273,8 +269,8 @@ impl UsageMap {
     }
 }
 
-fn unclaimed(call: &str, errno: i32) -> String {
-    text!("claiming a slot: {call}: {}", Errno(errno))
+fn unclaimed(call: &str, errno: i32) -> AttachError {
+    AttachError(text!("claiming a slot: {call}: {}", Errno(errno)))
 }
 
 /// What became of a dead owner's slot.
