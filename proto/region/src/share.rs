@@ -242,9 +242,4 @@ impl ShareSet {
         }
         count
     }
-
-    /// How long a dead process's bytes stay charged at most, nanoseconds.
-    pub fn departure_ns(&self) -> u64 {
-        self.shares.iter().map(|share| share.quota.departure_ns()).max().unwrap_or(0)
-    }
 }

@@ -62,11 +62,6 @@ impl UsageMap {
         Ok(Self { page, path: path.into(), inode: stat.inode })
     }
 
-    /// The generation the page was made or renewed for.
-    pub fn generation(&self) -> u64 {
-        self.page.header.generation.load(Ordering::Relaxed)
-    }
-
     /// Bytes that all processes of the tenant have charged on a GPU, with what is departing, for a process
     /// that only looks and has no account. Saturates.
     pub fn charged_total(&self, gpu: usize) -> u64 {

@@ -37,7 +37,7 @@ fn session(dir: &Path) -> Session {
     let hello = Message::Hello {
         slot: u32::try_from(slot.index()).unwrap(),
         pid: std::process::id(),
-        generation: usage.generation(),
+        generation: generation(dir),
     };
     send(socket.as_raw_fd(), &hello.encode(), MsgFlags::empty()).unwrap();
     let mut welcome = [0; 64];
