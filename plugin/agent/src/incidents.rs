@@ -197,15 +197,11 @@ fn delayed(old: &Time, new: &Time, passed: Duration) -> Option<(What, String)> {
 }
 
 impl Agent {
-    /// Mends what containers start with, and writes to the audit trail what was not whole; true if anything was not.
-    /// Blocking.
-    pub(crate) fn mend(&self) -> bool {
-        let mended = self.allocations.mend();
-        let is_mended = !mended.is_empty();
-        self.journal.audit(mended.into_iter().map(|(record, what)| {
+    /// Mends what containers start with, and writes to the audit trail what was not whole. Blocking.
+    pub(crate) fn mend(&self) {
+        self.journal.audit(self.allocations.mend().into_iter().map(|(record, what)| {
             Event::of(&record, What::Restored { what: what.join(", ") }, unix_ms())
         }));
-        is_mended
     }
 
     /// Looks at every allocation, and writes to the audit trail what has happened since the look before: what a view says of

@@ -1,17 +1,11 @@
-//! Kubelet's device plugin directory: names of the plugin's sockets there, and news of kubelet's restarts and of sockets
-//! that are wiped, by inotify and by a periodic check of the files in case this misses something (overflow, no watch left,
-//! a file system without events).
+//! Kubelet's device plugin directory: names of the plugin's sockets there, and which kubelet listens.
 
 use std::hash::{BuildHasher, RandomState};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use tessera_model::short_name;
 use tessera_system::files;
-use tokio::time::Instant;
-
-use super::news::{self, News};
 
 /// Characters of the resource's name in a socket's name, so that this fits into kubelet's directory.
 const MAX_SLUG: usize = 32;
@@ -60,34 +54,6 @@ impl Identity {
         let meta = std::fs::symlink_metadata(path).ok()?;
         let changed = meta.created().is_err().then(|| (meta.ctime(), meta.ctime_nsec()));
         Some(Identity(files::Identity::of(&meta), changed))
-    }
-}
-
-/// Tells when it is worth a look at the sockets.
-#[derive(Debug)]
-pub(super) struct Watcher {
-    dir: PathBuf,
-    news: News,
-    looked: Instant,
-    poll_interval: Duration,
-}
-
-impl Watcher {
-    pub(super) fn new(dir: &Path, poll_interval: Duration) -> Self {
-        let (news, looked) = (News::default(), Instant::now());
-        Self { dir: dir.to_path_buf(), news, looked, poll_interval }
-    }
-
-    /// Waits until something may have changed. Nothing is lost if the future is dropped.
-    pub(super) async fn changed(&mut self) {
-        let dir = self.dir.clone();
-        // A directory that was replaced has lost its watch; what came before a new one has no news.
-        let is_new = self.news.follow(&self.dir, move || [(dir, news::NAMES)].into()).await;
-        if !is_new {
-            let pause = self.poll_interval / if self.news.is_heard() { 1 } else { 10 };
-            let _ = tokio::time::timeout_at(self.looked + pause, self.news.more()).await;
-        }
-        self.looked = Instant::now();
     }
 }
 
@@ -154,23 +120,5 @@ mod tests {
             Identity::of(&path)
         });
         assert!(again.by_ref().take(1_000_000).any(|now| now != before));
-    }
-
-    #[tokio::test]
-    async fn a_new_file_is_noticed_at_once() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut watcher = Watcher::new(dir.path(), Duration::from_secs(3600));
-        watcher.changed().await;
-        touch(&dir.path().join("kubelet.sock"));
-        tokio::time::timeout(Duration::from_secs(10), watcher.changed()).await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn without_inotify_the_files_are_looked_at() {
-        let dir = tempfile::tempdir().unwrap();
-        let missing = dir.path().join("later");
-        let mut watcher = Watcher::new(&missing, Duration::from_millis(50));
-        tokio::time::timeout(Duration::from_secs(10), watcher.changed()).await.unwrap();
-        assert!(!watcher.news.is_heard());
     }
 }

@@ -1,4 +1,4 @@
-//! Runs the registration machine: servers, the Register call, timers, the watch on the directory.
+//! Runs the registration machine: servers, the Register call, timers, looks at the directory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use tessera_kubelet_api::deviceplugin::{
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 use tonic::transport::{Channel, Endpoint};
 
-use super::directory::{Identity, Names, Watcher};
+use super::directory::{Identity, Names};
 use super::pod_resources::PodResources;
 use super::registration::{Action, Event, Machine};
 use super::service::{Events, Service};
@@ -38,7 +38,6 @@ pub(super) struct Driver<P> {
     /// Of all resources; this one's is there.
     reports: watch::Sender<BTreeMap<String, Report>>,
     names: Names,
-    watcher: Watcher,
     /// Kubelet's socket, as last seen.
     seen: Option<Identity>,
     server: Option<Server>,
@@ -62,7 +61,6 @@ impl<P: DevicePlugin> Driver<P> {
         reports: watch::Sender<BTreeMap<String, Report>>,
     ) -> Result<Self, SocketError> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        let watcher = Watcher::new(dir, options.timing.poll_interval);
         let mut driver = Self {
             resource_name: resource_name.to_owned(),
             dir: dir.to_path_buf(),
@@ -71,7 +69,6 @@ impl<P: DevicePlugin> Driver<P> {
             options,
             reports,
             names: Names::new(resource_name),
-            watcher,
             seen: None,
             server: None,
             generation: 0,
@@ -93,6 +90,8 @@ impl<P: DevicePlugin> Driver<P> {
         // The first socket has been made in `new`.
         let mut todo: VecDeque<Action> = machine.on(self.listening()).into();
         let mut wake: Option<Instant> = None;
+        let mut looks = tokio::time::interval(self.options.timing.poll_interval);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let own = self.endpoint();
         // Two plugins for one resource are a mistake, but not one that silence would mend.
         for socket in remove_stale(&self.dir, |name| self.names.is_ours(name) && name != own) {
@@ -131,7 +130,7 @@ impl<P: DevicePlugin> Driver<P> {
             };
             tokio::select! {
                 () = &mut shutdown => break,
-                () = self.watcher.changed() => if let Some(event) = self.look() {
+                _ = looks.tick() => if let Some(event) = self.look() {
                     todo.extend(machine.on(event));
                 },
                 Some((generation, event)) = self.receiver.recv() => {

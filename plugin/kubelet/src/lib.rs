@@ -7,14 +7,13 @@
 //!
 //! - `service`: the five RPCs over the seam
 //! - `registration`: the pure state machine; `driver` feeds it and does its I/O
-//! - [`sockets`]: services on sockets; `directory`: names there, and kubelet's restarts; [`news`]: of directories
+//! - [`sockets`]: services on sockets; `directory`: names there, and kubelet's restarts
 //! - [`pod_resources`]: the holder of each replica
 #![forbid(unsafe_code)]
 
 mod directory;
 mod driver;
 pub mod foreign_plugins;
-pub mod news;
 pub mod pod_resources;
 mod registration;
 mod service;
@@ -92,8 +91,7 @@ pub struct Timing {
     pub min_backoff: Duration,
     /// Longest wait after a failure.
     pub max_backoff: Duration,
-    /// How often sockets are looked at beside inotify; every tenth of it where inotify is not to be
-    /// had.
+    /// How often sockets are looked at: kubelet's own, and ours.
     pub poll_interval: Duration,
     /// How long open calls may take at the end.
     pub drain_timeout: Duration,
@@ -107,7 +105,7 @@ impl Default for Timing {
             live_timeout: Duration::from_secs(10),
             min_backoff: Duration::from_millis(200),
             max_backoff: Duration::from_secs(30),
-            poll_interval: Duration::from_secs(10),
+            poll_interval: Duration::from_millis(250),
             drain_timeout: Duration::from_secs(2),
         }
     }

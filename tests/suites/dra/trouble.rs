@@ -241,7 +241,7 @@ async fn whatever_a_running_claim_starts_with_is_whole_again_without_a_call() {
         (shim, FILES.to_vec()),
         (preload, FILES.to_vec()),
         (quota.clone(), vec![Removed, Overwritten, Replaced, Directory, Closed]),
-        // Its tenant may write to it, so no news is heard of that.
+        // Its tenant may write to it.
         (usage, vec![Removed, Replaced, Directory]),
         (pages.clone(), vec![Removed, Closed]),
     ];

@@ -11,10 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::sys::inotify::AddWatchFlags;
 use nix::unistd::{AccessFlags, access};
 use tessera_config::Config;
-use tessera_kubelet::news::{self, News};
 use tessera_kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::gpu::Gpu;
@@ -32,12 +30,8 @@ use super::{AllocateError, Allocations};
 use crate::Agent;
 use crate::lock_order::LEAF;
 
-/// How long what has news must rest, and however long it goes on, after how many times that it is looked at.
-const DEBOUNCE: Duration = Duration::from_millis(20);
-const PATIENCE: u32 = 10;
-/// Between two looks at least: whoever makes news without end costs no more than that.
-const PAUSE: Duration = Duration::from_millis(100);
-const LOOK: Duration = Duration::from_secs(10);
+/// Between two looks.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// What `status` says of a directory that is no more although it is mounted.
 pub(crate) const REMOVED: &str = "removed";
@@ -235,26 +229,6 @@ impl Allocations {
         shims.chain(own).chain(pages).chain(views).collect()
     }
 
-    /// The directories of all that, and what is to be heard of them.
-    fn directories(&self) -> news::Wanted {
-        let mut wanted = news::Wanted::new();
-        let config = self.config.get();
-        let mut want = |dir: PathBuf, interest: AddWatchFlags| wanted.insert(dir, interest);
-        want(config.cdi.directory.clone(), news::ALL);
-        want(self.paths.shim.clone(), news::ALL);
-        want(self.pages.root().to_owned(), news::NAMES | AddWatchFlags::IN_ATTRIB);
-        for record in self.records() {
-            if let Some(name) = &record.shim {
-                want(self.paths.shim.join(name), news::ALL);
-            }
-            // A tenant changes its usage page as often as it likes: that is seen at intervals.
-            let [dir, quota, ..] = self.page_files(&record);
-            want(quota, AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_ATTRIB);
-            want(dir, news::NAMES);
-        }
-        wanted
-    }
-
     /// Sees to it that the shim of that name is there to be mounted, with the line that preloads it. A
     /// look at the files is enough here; their content is compared when the plugin starts.
     pub(super) fn ensure_shim(&self, name: Option<&str>) -> Result<(), AllocateError> {
@@ -370,30 +344,14 @@ fn lacking(meta: &std::fs::Metadata) -> u32 {
     needed & !meta.mode()
 }
 
-/// Sees to it that running pods' containers can start again, whenever something of what they start with is touched, and at
-/// intervals, until it is dropped.
+/// Sees to it that running pods' containers can start again, until it is dropped.
 pub async fn keep(agent: Arc<Agent>) {
-    let mut news = News::default();
     loop {
-        let (asked, pages) = (Arc::clone(&agent), agent.config().paths.pages.clone());
-        // First: what happens during the look is news.
-        news.follow(&pages, move || asked.allocations.directories()).await;
         let looking = Arc::clone(&agent);
-        let is_mended = match tokio::task::spawn_blocking(move || looking.mend()).await {
-            Ok(is_mended) => is_mended,
-            Err(error) => {
-                error!(%error, "a look at what containers start with");
-                false
-            }
-        };
-        tokio::time::sleep(PAUSE).await;
-        if is_mended {
-            // Directories may be others now.
-            continue;
+        if let Err(error) = tokio::task::spawn_blocking(move || looking.mend()).await {
+            error!(%error, "a look at what containers start with");
         }
-        if tokio::time::timeout(LOOK, news.more()).await.is_ok() {
-            news.settle(DEBOUNCE, PATIENCE).await;
-        }
+        tokio::time::sleep(LOOK).await;
     }
 }
 
