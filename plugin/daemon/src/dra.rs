@@ -16,7 +16,7 @@ use tessera_dra::claim_status::Reporter;
 use tessera_dra::names;
 use tessera_dra::prepare::Preparer;
 use tessera_dra::publish::{Publisher, Status};
-use tessera_dra::serve::{self, Registration, Rejected, Settings};
+use tessera_dra::serve::{self, Registration, Settings};
 use tessera_gpu::Discovery;
 use tessera_model::counted::plural;
 use tessera_tenant::regions::root::DirectoryLock;
@@ -31,19 +31,15 @@ const TOPIC: &str = "dra";
 /// Longest wait for the API server at the driver's end; kubelet removes what is left.
 const WITHDRAWAL: Duration = Duration::from_secs(10);
 
-pub(super) struct Driver {
-    registration: watch::Receiver<Registration>,
-    task: JoinHandle<Result<(), Rejected>>,
-}
-
 /// Starts the driver, where the configuration has one, or where claims of the time when it had one have not ended: only
 /// the driver can end them. The agent is whole: CDI files and pages are there before kubelet finds the sockets.
+/// Its end is when kubelet's calls are answered and the sockets are gone.
 pub(super) fn start(
     current: &Current,
     agent: &Arc<Agent>,
     discovery: &Arc<dyn Discovery>,
     stopped: watch::Receiver<bool>,
-) -> anyhow::Result<Option<Driver>> {
+) -> anyhow::Result<Option<JoinHandle<()>>> {
     let config = current.get();
     let is_ending = !config.dra.enabled;
     let left = tessera_dra::prepare::left(agent, &config.paths.dra);
@@ -111,7 +107,7 @@ fn serve_claims(
     agent: &Arc<Agent>,
     discovery: &Arc<dyn Discovery>,
     stopped: watch::Receiver<bool>,
-) -> anyhow::Result<Driver> {
+) -> anyhow::Result<JoinHandle<()>> {
     let board = Arc::clone(&agent.board);
     let node =
         kubernetes::node_name().context("dra.enabled needs the node's name: set NODE_NAME")?;
@@ -134,16 +130,15 @@ fn serve_claims(
     });
     let sources = (Arc::clone(agent), Arc::clone(discovery));
     let publisher = Publisher::new(api.clone(), sources, current.clone(), &node);
-    let registration = serving.registration.clone();
     let left = Left { preparer: serving.preparer.clone(), is_ending };
     let mut tasks = JoinSet::new();
-    let (shown, published) = (registration.clone(), publisher.status());
+    let (shown, published) = (serving.registration.clone(), publisher.status());
     let changes = agent.advertised.events();
     tasks.spawn(show(Arc::clone(&board), left, (shown, published, changes), end));
     tasks.spawn(publisher.run());
     tasks.spawn(Reporter::new(api.clone(), Arc::clone(agent)).run());
     let task = async move {
-        serving.finished().await?;
+        serving.finished().await;
         // Nobody publishes any more.
         tasks.shutdown().await;
         if *ended.borrow() && !*stopped.borrow() {
@@ -152,9 +147,8 @@ fn serve_claims(
             board.set_condition(TOPIC, None);
             info!("the last claim has ended: the DRA driver is turned off");
         }
-        Ok(())
     };
-    Ok(Driver { registration, task: tokio::spawn(task) })
+    Ok(tokio::spawn(task))
 }
 
 async fn is_set(mut signal: watch::Receiver<bool>) {
@@ -177,22 +171,6 @@ async fn withdraw(api: &ResourceClient) {
             info!(%error, "kubelet removes the ResourceSlices, 30 s after the driver's end")
         }
         Err(_) => info!("kubelet removes the ResourceSlices, 30 s after the driver's end"),
-    }
-}
-
-impl Driver {
-    /// Waits until kubelet's calls are answered and the sockets are gone.
-    pub(super) async fn finished(self) -> anyhow::Result<()> {
-        // The task can only be cancelled by the runtime's own end, and a panic has been reported.
-        Ok(self.task.await.unwrap_or(Ok(()))?)
-    }
-
-    pub(super) async fn rejected(&self) {
-        let mut registration = self.registration.clone();
-        let refused = registration.wait_for(|now| now.rejected.is_some()).await.is_ok();
-        if !refused {
-            std::future::pending::<()>().await;
-        }
     }
 }
 
@@ -241,7 +219,7 @@ async fn show(
         if names.as_ref().is_some_and(Vec::is_empty) {
             end.send_replace(true);
         }
-        let error = kubelet.rejected.clone().or_else(|| kubelet.last_error.clone());
+        let error = kubelet.last_error;
         board.publish(|facts| {
             let status = facts.dra.get_or_insert_default();
             status.registered = kubelet.is_registered;

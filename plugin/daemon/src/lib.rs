@@ -264,12 +264,6 @@ async fn run(
     let _ = view.registration.set(serving.reports());
 
     let driver = dra::start(reloader.current(), &agent, &discovery, stopped.clone())?;
-    let rejected = async {
-        match &driver {
-            Some(driver) => driver.rejected().await,
-            None => std::future::pending().await,
-        }
-    };
     let observing = observe::Watch::start(Arc::clone(&agent), Arc::clone(&discovery))?;
     let health = Watcher::start(discovery, Arc::clone(&agent))?;
     let recorder = Arc::new(Recorder::new(Arc::clone(&view)));
@@ -284,11 +278,11 @@ async fn run(
         () = labels.run() => {}
         () = reporting => {}
         () = &mut watching => {}
-        () = rejected => {}
         _ = stopped.wait_for(|stop| *stop) => {}
     }
     if let Some(driver) = driver {
-        driver.finished().await?;
+        // A panic has been reported.
+        let _ = driver.await;
     }
     serving.finished().await;
     drop(observing);

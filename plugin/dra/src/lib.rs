@@ -24,7 +24,7 @@ pub mod names;
 pub mod prepare;
 pub mod publish;
 pub mod serve;
-pub use serve::{Rejected, Serving, Settings, serve};
+pub use serve::{Serving, Settings, serve};
 
 /// Sleeps so long; for ever without a time.
 async fn sleep(pause: Option<std::time::Duration>) {

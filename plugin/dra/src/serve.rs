@@ -76,27 +76,20 @@ impl Default for Timing {
     }
 }
 
-/// Kubelet does not take the driver.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("kubelet refuses the DRA driver: {0}; see kubelet's log for what it wants")]
-pub struct Rejected(pub String);
-
 #[derive(Debug)]
 pub struct Serving {
     pub registration: watch::Receiver<Registration>,
     pub preparer: Preparer,
     /// Where it serves: the registrar, and the driver itself.
     pub sockets: [PathBuf; 2],
-    task: JoinHandle<Result<(), Rejected>>,
+    task: JoinHandle<()>,
 }
 
 impl Serving {
     /// Waits for the end: the shutdown future is done, and the sockets are removed.
-    /// Errors: [`Rejected`]: kubelet said that it does not take the driver. The process should end, so that this is
-    /// seen.
-    pub async fn finished(self) -> Result<(), Rejected> {
+    pub async fn finished(self) {
         // The task can only be cancelled by the runtime's own end, and a panic has been reported.
-        self.task.await.unwrap_or(Ok(()))
+        let _ = self.task.await;
     }
 }
 
@@ -151,11 +144,7 @@ impl Driver {
         Ok(Servers { registrar, dra })
     }
 
-    async fn run(
-        self,
-        first: Servers,
-        shutdown: impl Future<Output = ()> + Send,
-    ) -> Result<(), Rejected> {
+    async fn run(self, first: Servers, shutdown: impl Future<Output = ()> + Send) {
         info!(
             registrar = %self.paths.registrar.display(),
             dra = %self.paths.dra.display(),
@@ -166,18 +155,16 @@ impl Driver {
         let mut shutdown = std::pin::pin!(shutdown);
         let mut servers = Some(first);
         loop {
-            // Without an end, the servers are to begin again.
-            let end = tokio::select! {
-                () = &mut shutdown => Some(Ok(())),
-                () = &mut sweep => Some(Ok(())),
-                rejected = self.rejected() => Some(Err(rejected)),
-                () = self.lost(servers.as_mut()) => None,
+            let begins_again = tokio::select! {
+                () = &mut shutdown => false,
+                () = &mut sweep => false,
+                () = self.lost(servers.as_mut()) => true,
             };
             if let Some(servers) = servers.take() {
                 servers.end(self.settings.timing.drain).await;
             }
-            if let Some(end) = end {
-                return end;
+            if !begins_again {
+                return;
             }
             match self.listen() {
                 Ok(again) => servers = Some(again),
@@ -190,14 +177,6 @@ impl Driver {
                 }
             }
         }
-    }
-
-    /// Waits until kubelet refuses the driver.
-    async fn rejected(&self) -> Rejected {
-        let mut standing = self.standing.subscribe();
-        let waited = standing.wait_for(|standing| standing.rejected.is_some()).await;
-        // The sender lives as long as self.
-        Rejected(waited.ok().and_then(|standing| standing.rejected.clone()).unwrap_or_default())
     }
 
     /// Waits until a socket or a server is gone; without servers, until it is time to try again.
@@ -239,9 +218,7 @@ pub struct Registration {
     /// When it last did so, Unix milliseconds; 0 for never.
     pub registered_unix_ms: i64,
     pub registrations: u64,
-    /// Why kubelet refuses the driver, if it does.
-    pub rejected: Option<String>,
-    /// Why the driver is not served, if it is not.
+    /// Why the driver is not served, or kubelet refuses it.
     pub last_error: Option<String>,
 }
 
@@ -272,13 +249,12 @@ impl Rpcs for Registrar {
                 standing.is_registered = true;
                 standing.registered_unix_ms = unix_ms();
                 standing.registrations += 1;
-                standing.rejected = None;
                 standing.last_error = None;
             } else {
                 let why = if error.is_empty() { "it gives no reason" } else { error.as_str() };
-                let why = printable::brief(why, LONGEST).into_owned();
+                let why = printable::brief(why, LONGEST);
                 standing.is_registered = false;
-                standing.rejected = Some(why);
+                standing.last_error = Some(format!("kubelet refuses it: {why}"));
             }
         });
         if plugin_registered {

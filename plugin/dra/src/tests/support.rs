@@ -270,7 +270,7 @@ impl Plugin {
     pub async fn stop(mut self) {
         drop(self.stop.take());
         if let Some(serving) = self.serving.take() {
-            bounded(serving.finished()).await.unwrap();
+            bounded(serving.finished()).await;
         }
         for socket in &self.sockets {
             assert!(!socket.exists(), "{}", socket.display());
