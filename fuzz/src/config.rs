@@ -47,7 +47,6 @@ fn gpu(uuid: &str, index: u32, memory_bytes: u64) -> Gpu {
         memory_bytes,
         driver_bytes: 0,
         context_bytes: None,
-        context_measured_bytes: None,
         mig: None,
     }
 }

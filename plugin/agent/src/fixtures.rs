@@ -49,11 +49,7 @@ pub fn open(dir: &Path, engines: Vec<Arc<dyn Engine>>, sells_claims: bool) -> Ar
     let delivery = Delivery { shim: home.join(SHIM), preload: home.join(PRELOAD) };
     std::fs::write(&delivery.shim, "a library").expect("a file");
     std::fs::write(&delivery.preload, "a line").expect("a file");
-    let gpu = Gpu {
-        memory_bytes: MEMORY,
-        context_measured_bytes: Some(256 << 20),
-        ..Gpu::example(GPU, 0)
-    };
+    let gpu = Gpu { memory_bytes: MEMORY, ..Gpu::example(GPU, 0) };
     Agent::open_with(config, &[gpu], delivery, Arc::default(), engines).expect("an agent")
 }
 

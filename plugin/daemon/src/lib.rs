@@ -229,7 +229,6 @@ async fn run(
     let agent = tokio::task::spawn_blocking(move || {
         let agent = attached.attach(|current| Agent::open(current, &gpus, delivery, published))?;
         agent.inventory.set_topology(asked.topology(&gpus));
-        agent.set_driver(asked.facts(&[]).driver_version.as_deref());
         Ok::<_, OpenError>(agent)
     })
     .await??;

@@ -357,8 +357,7 @@ fn asked(asked: &'static str) -> impl FnOnce(NvmlError) -> Unanswered {
 
 /// A CUDA context keeps a stack for every thread that the GPU can have resident, of 1 KiB by default, and about 1.5 MiB for
 /// each multiprocessor. So contexts of GPUs with 34, 82, 142 and 188 multiprocessors, all of 1,536 threads, were seen to
-/// take 107, 256, 426 and 555 MiB: 3.0 to 3.1 MiB for each. That is a formula. What a driver's contexts really take is
-/// measured where one is seen bare (`tessera_agent::observe::context`) and then goes before it.
+/// take 107, 256, 426 and 555 MiB: 3.0 to 3.1 MiB for each. What a driver's contexts take beyond it is observed.
 const STACK_BYTES: u64 = 1 << 10;
 const STATE_BYTES: u64 = 3 << 19;
 

@@ -24,8 +24,6 @@ pub struct Gpu {
     pub driver_bytes: u64,
     /// What a CUDA context takes of it, by its multiprocessors; `None` where nobody tells how many.
     pub context_bytes: Option<u64>,
-    /// What a bare context of such a GPU was seen to take under this driver; `None` where none was.
-    pub context_measured_bytes: Option<u64>,
     /// Which instance it is; a whole GPU: `None`.
     pub mig: Option<MigInstance>,
 }
@@ -95,8 +93,6 @@ const UNKNOWN_BYTES: u64 = 512 << 20;
 pub enum ContextSource {
     /// `gpus.context_overhead` says it.
     Configured,
-    /// A bare context of this GPU and driver was seen to take it.
-    Measured,
     /// By the GPU's multiprocessors and their threads.
     Formula,
     /// For GPUs whose multiprocessors nobody tells.
@@ -105,30 +101,18 @@ pub enum ContextSource {
 
 impl Gpu {
     /// Bytes that each context is charged, and where the figure comes from: what the configuration
-    /// says, else what was measured, else what the GPU's size suggests.
+    /// says, else what the GPU's size suggests.
     pub fn context_constant(&self, configured: Option<u64>) -> (u64, ContextSource) {
-        let measured =
-            self.context_measured_bytes.filter(|bytes| self.is_plausible_context(*bytes));
-        let said = [
-            (configured, ContextSource::Configured),
-            (measured, ContextSource::Measured),
-            (self.context_bytes, ContextSource::Formula),
-        ];
-        let said = said.into_iter().find_map(|(bytes, source)| Some((bytes?, source)));
-        said.unwrap_or((UNKNOWN_BYTES, ContextSource::Default))
+        match (configured, self.context_bytes) {
+            (Some(bytes), _) => (bytes, ContextSource::Configured),
+            (None, Some(bytes)) => (bytes, ContextSource::Formula),
+            (None, None) => (UNKNOWN_BYTES, ContextSource::Default),
+        }
     }
 
     /// Bytes that each context is charged.
     pub fn context_overhead(&self, configured: Option<u64>) -> u64 {
         self.context_constant(configured).0
-    }
-
-    /// Whether a context of this GPU may take so many bytes: from three quarters of what the formula
-    /// says to one and a half of it. What is measured is measured of containers' processes, which may
-    /// make a context look larger or, by a smaller stack, be smaller than others will be.
-    pub fn is_plausible_context(&self, bytes: u64) -> bool {
-        let Some(formula) = self.context_bytes else { return false };
-        (formula / 4 * 3..=formula.saturating_add(formula / 2)).contains(&bytes)
     }
 }
 
@@ -166,32 +150,12 @@ mod tests {
     #[test]
     fn the_configuration_comes_first() {
         let gpu = |context_bytes| Gpu { context_bytes, ..Gpu::example("GPU-a", 0) };
-        assert_eq!(gpu(Some(174 * MIB)).context_overhead(None), 174 * MIB);
-        assert_eq!(gpu(None).context_overhead(None), 512 * MIB);
-        assert_eq!(gpu(Some(174 * MIB)).context_overhead(Some(300 * MIB)), 300 * MIB);
-    }
-
-    #[test]
-    fn what_was_measured_goes_before_the_formula_where_it_is_plausible() {
-        let gpu = |formula: Option<u64>, measured| Gpu {
-            context_bytes: formula.map(|mib| mib * MIB),
-            context_measured_bytes: Some(measured * MIB),
-            ..Gpu::example("GPU-a", 0)
-        };
-        for (formula, measured, expected) in [
-            (Some(200), 150, (150, ContextSource::Measured)),
-            (Some(200), 300, (300, ContextSource::Measured)),
-            (Some(200), 149, (200, ContextSource::Formula)),
-            (Some(200), 301, (200, ContextSource::Formula)),
-            (Some(200), 0, (200, ContextSource::Formula)),
-            (None, 200, (512, ContextSource::Default)),
+        for (formula, configured, bytes, source) in [
+            (Some(174 * MIB), None, 174 * MIB, ContextSource::Formula),
+            (None, None, 512 * MIB, ContextSource::Default),
+            (Some(174 * MIB), Some(300 * MIB), 300 * MIB, ContextSource::Configured),
         ] {
-            let (bytes, source) = gpu(formula, measured).context_constant(None);
-            assert_eq!((bytes / MIB, source), expected, "{formula:?} {measured}");
+            assert_eq!(gpu(formula).context_constant(configured), (bytes, source));
         }
-        let wild = Gpu { context_measured_bytes: Some(u64::MAX), ..gpu(Some(200), 0) };
-        assert_eq!(wild.context_constant(None).1, ContextSource::Formula);
-        let stated = gpu(Some(200), 180).context_constant(Some(64 * MIB));
-        assert_eq!(stated, (64 * MIB, ContextSource::Configured));
     }
 }

@@ -31,12 +31,6 @@ impl AdvertisedGpu {
     pub fn share(&self, resource: &str) -> Option<&Share> {
         self.shares.iter().find(|share| share.resource == resource)
     }
-
-    pub fn take_gpu(&mut self, gpu: Gpu, config: &Config) {
-        (self.context_overhead_bytes, self.context_source) =
-            gpu.context_constant(config.gpus.context_overhead_bytes);
-        self.gpu = gpu;
-    }
 }
 
 #[derive(Clone, Debug)]

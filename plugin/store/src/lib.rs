@@ -23,8 +23,6 @@ pub struct Change {
     pub events: Vec<Event>,
     /// GPUs by UUID, or [`Cordon::NODE`], to cordon or with `None` to give out again.
     pub cordons: Vec<(String, Option<Cordon>)>,
-    /// What contexts were seen to take; each in place of what its GPU and driver had before.
-    pub contexts: Vec<MeasuredContext>,
     /// What is known of GPUs' trouble, by UUID; `None`: nothing any more.
     pub health: Vec<(String, Option<Remembered>)>,
 }
@@ -66,7 +64,6 @@ const META_SEQUENCE: &str = "sequence";
 /// In [`META`]: how often something was committed, and when last, Unix seconds. Versions before do not write it.
 const META_COMMITS: &str = "commits";
 const META_UNTIL: &str = "until";
-// In META also, as `context/DRIVER/PRODUCT`: bytes of a bare context, see [`MeasuredContext`].
 
 /// [`tessera_model::record::Record`] by allocation id. Written by Allocate before kubelet is answered, by
 /// PreStartContainer and by reconciling; removed by release.
@@ -96,21 +93,3 @@ pub const INCIDENTS_KEPT_EACH: u64 = 32;
 
 /// Incidents that are kept in all; beyond, the oldest go, whose ever they are.
 pub const INCIDENTS_KEPT: u64 = 4096;
-
-/// What a bare context was measured to take on this node, kept for the next start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MeasuredContext {
-    pub driver: String,
-    pub product: String,
-    pub bytes: u64,
-}
-
-impl MeasuredContext {
-    fn key(&self) -> String {
-        format!("{}{}", Self::prefix(&self.driver), self.product)
-    }
-
-    fn prefix(driver: &str) -> String {
-        format!("context/{driver}/")
-    }
-}

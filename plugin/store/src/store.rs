@@ -23,7 +23,7 @@ use tessera_system::{files, panics};
 
 use super::{
     ALLOCATIONS, CORDONS, Change, HEALTH, HISTORY, INCIDENTS, Lines, META, META_COMMITS,
-    META_GENERATION, META_SCHEMA, META_UNTIL, MeasuredContext, SCHEMA, Trail, history,
+    META_GENERATION, META_SCHEMA, META_UNTIL, SCHEMA, Trail, history,
 };
 
 /// The ledger is a few hundred KiB at most; redb's default cache would be a gigabyte.
@@ -182,12 +182,6 @@ impl Ledger {
         self.reading(|db| by_uuid(db, HEALTH, unreadable))
     }
 
-    /// What contexts were seen to take under this driver, bytes by the GPU's product name. Whether a
-    /// figure makes sense is for the caller to judge.
-    pub fn contexts(&mut self, driver: &str) -> Result<BTreeMap<String, u64>, CommitError> {
-        self.reading(|db| contexts(db, driver))
-    }
-
     pub fn lines(&mut self) -> Result<Lines, CommitError> {
         self.reading(|db| trail(db)?.read())
     }
@@ -329,9 +323,6 @@ impl Ledger {
             meta.insert(META_GENERATION, generation)?;
             meta.insert(META_COMMITS, noted.commits)?;
             meta.insert(META_UNTIL, u64::from(noted.until))?;
-            for measured in &change.contexts {
-                meta.insert(measured.key().as_str(), measured.bytes)?;
-            }
         }
         write_by_uuid(&write, CORDONS, &change.cordons)?;
         write_by_uuid(&write, HEALTH, &change.health)?;
@@ -380,18 +371,6 @@ fn by_uuid<T: serde::de::DeserializeOwned>(
         all.insert(uuid.value().to_owned(), one);
     }
     Ok(all)
-}
-
-fn contexts(db: &Database, driver: &str) -> Result<BTreeMap<String, u64>, redb::Error> {
-    let meta = db.begin_read()?.open_table(META)?;
-    let prefix = MeasuredContext::prefix(driver);
-    let mut contexts = BTreeMap::new();
-    for entry in meta.range(prefix.as_str()..)? {
-        let (key, bytes) = entry?;
-        let Some(product) = key.value().strip_prefix(&prefix) else { break };
-        contexts.insert(product.to_owned(), bytes.value());
-    }
-    Ok(contexts)
 }
 
 fn write_by_uuid<T: serde::Serialize>(

@@ -206,37 +206,6 @@ fn a_newer_schema_is_kept_aside() {
 }
 
 #[test]
-fn measured_contexts_are_kept_by_driver_and_product() {
-    let (_dir, path) = place();
-    let (mut ledger, _) = Ledger::open(&path, true).unwrap();
-    assert!(ledger.contexts("570.1").unwrap().is_empty());
-    let measured = |driver: &str, product: &str, bytes| MeasuredContext {
-        driver: driver.into(),
-        product: product.into(),
-        bytes,
-    };
-    let contexts = vec![
-        measured("570.1", "NVIDIA L4", 1),
-        measured("570.1", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", 2),
-        measured("570.10", "NVIDIA L4", 3),
-        measured("57", "0.1/NVIDIA L4", 4),
-    ];
-    ledger.commit(&Change { contexts, ..Change::default() }).unwrap();
-    let less = vec![measured("570.1", "NVIDIA L4", 5)];
-    ledger.commit(&Change { contexts: less, ..Change::default() }).unwrap();
-    ledger.commit(&put("a", 7)).unwrap();
-    drop(ledger);
-    let (mut ledger, opened) = Ledger::open(&path, true).unwrap();
-    assert_eq!(opened, Opened::Existing);
-    let contexts = ledger.contexts("570.1").unwrap();
-    let contexts: Vec<_> = contexts.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect();
-    assert_eq!(contexts, [("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 2), ("NVIDIA L4", 5)]);
-    assert_eq!(ledger.contexts("570.10").unwrap().len(), 1);
-    assert!(ledger.contexts("570").unwrap().is_empty());
-    assert_eq!(ledger.load().unwrap().1, 7, "the generation is what it was");
-}
-
-#[test]
 fn trouble_of_gpus_is_kept_and_an_entry_that_cannot_be_read_counts_as_trouble() {
     let (_dir, path) = place();
     let unreadable = || Remembered { reason: "unreadable".to_owned(), ..Remembered::default() };

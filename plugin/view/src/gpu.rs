@@ -90,7 +90,7 @@ both! {
         pub lease_late: Vec<String>,
         pub lease_waiting: u32,
         pub lease_quantum_us: u64,
-        /// Where the context's charge comes from: `configured`, `measured`, `formula` or `default`.
+        /// Where the context's charge comes from: `configured`, `formula` or `default`.
         pub context_overhead_source: String,
         /// What it is cut into.
         pub replicas: Vec<Replica>,

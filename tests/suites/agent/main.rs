@@ -16,7 +16,6 @@ mod allocate {
     //! What a container gets: which GPU, how much of it, and how it is delivered.
 
     mod allocation;
-    mod contexts;
     mod delivery;
     mod machines;
     mod shares;

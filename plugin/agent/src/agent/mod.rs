@@ -266,20 +266,6 @@ impl Agent {
         self.advertised.refresh();
     }
 
-    /// Takes what was measured of contexts under this driver before; asked at the start. Blocking.
-    pub fn set_driver(&self, driver: Option<&str>) {
-        if self.inventory.set_driver(driver) {
-            self.advertised.refresh();
-        }
-    }
-
-    /// Takes what a bare context of a GPU was seen to take under this driver. Blocking.
-    pub fn note_context(&self, uuid: &str, driver: &str, bytes: u64) {
-        if self.inventory.note_context(uuid, driver, bytes) {
-            self.advertised.refresh();
-        }
-    }
-
     /// Judges what is asked for, enters it in the ledger, and makes what the tenants need to run: all of it or nothing. What
     /// each container is given, in the order of the asks; claims get CDI devices alone. A share of a claim that is in the
     /// ledger already stays as it is. Blocking, within a runtime.

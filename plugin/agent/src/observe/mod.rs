@@ -4,12 +4,10 @@
 //!
 //! One thread looks, GPU by GPU, when there is news and else ever less often ([`schedule`]). A look
 //! reads a tenant's ledger, asks the driver, and reads the ledger again ([`sample`]); [`overhead`] says
-//! what to believe and publish, [`audit`] what to report, [`context`] what a bare context takes. Those five
-//! are pure. Whose a pid is
+//! what to believe and publish, [`audit`] what to report. Those four are pure. Whose a pid is
 //! comes from the sessions and from `/proc` ([`procs`]).
 
 pub mod audit;
-pub mod context;
 pub mod departed;
 pub mod overhead;
 pub mod procs;
@@ -29,9 +27,8 @@ use tessera_region::usage::{Fate, SlotView};
 use tessera_tenant::regions::Bell;
 
 use self::audit::{Audit, Kubelet};
-use self::context::ContextEstimator;
 use self::departed::{ListedProcess, ProcessOwner};
-use self::overhead::{CONFIRM, OverheadEstimator, Verdict};
+use self::overhead::{OverheadEstimator, Verdict};
 use self::procs::Procs;
 use self::sample::{Member, compose, divide, join, slot_of};
 use self::schedule::{Figure, Look, LookSchedule, SLOW};
@@ -116,7 +113,6 @@ struct ObservedTenant {
 struct Figures {
     estimator: OverheadEstimator,
     audit: Audit,
-    context: ContextEstimator,
 }
 
 /// An allocation as one round finds it; in the order of ids.
@@ -232,7 +228,6 @@ impl Observer {
             let gpu = |gpu: usize| Figures {
                 estimator: OverheadEstimator::new(region.overhead(gpu)),
                 audit: Audit::default(),
-                context: ContextEstimator::default(),
             };
             let tenant = ObservedTenant {
                 generation: record.generation,
@@ -396,19 +391,10 @@ impl Observer {
                 after.iter().fold(0u64, |sum, slot| sum.saturating_add(slot.did.launches));
             look.busy |= std::mem::replace(&mut tenant.launches, launches) != launches;
             let Some(figures) = tenant.gpus.get_mut(*gpu) else { continue };
-            let Figures { estimator, audit, context } = figures;
-            let constant = record.grants[*gpu].context_overhead_bytes;
-            let wants = |bytes: u64| self.agent.inventory.wants_context(uuid, bytes);
-            let shown = context.see(&sample, &after, (*gpu, constant), wants);
-            let again = shown.pending.then_some(CONFIRM);
-            if let Some(bytes) = shown.bytes
-                && let Some(driver) = self.discovery.facts(&[]).driver_version
-            {
-                self.agent.note_context(uuid, &driver, bytes);
-            }
+            let Figures { estimator, audit } = figures;
             let verdict = estimator.see(now, &sample);
-            look.watch = look.watch.into_iter().chain(estimator.watch()).chain(again).min();
-            look.open |= shown.pending || estimator.is_falling();
+            look.watch = look.watch.into_iter().chain(estimator.watch()).min();
+            look.open |= estimator.is_falling();
             if let Verdict::Publish(bytes) = verdict {
                 region.publish_overhead(*gpu, bytes);
                 debug!(id = %record.id, gpu = uuid, overhead = bytes, "overhead observed");

@@ -199,7 +199,7 @@ families! {
         "Processes without a share that use the GPU, as two looks agree; no series where nobody looks, or the host's pids are hidden",
         |s| s.gpus(|gpu| s.outside(gpu).and_then(|outside| outside.strangers));
     "tessera_gpu_context_overhead" "bytes" Gauge &["gpu", "uuid", "source"],
-        "Charge of new containers for each CUDA context, and its source: configured, measured, formula or default",
+        "Charge of new containers for each CUDA context, and its source: configured, formula or default",
         |s| s.gpus_with(|gpu| {
             let source = gpu.context_overhead_source.as_str().into();
             vec![(vec![source], gpu.context_overhead_bytes.into())]

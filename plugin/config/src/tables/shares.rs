@@ -29,10 +29,9 @@ table! {
         /// Memory of each GPU that is not sold. Where the driver keeps more than 384 MiB for itself (551 MiB of
         /// an H100), it is that and 128 MiB.
         reserve_bytes as "reserve": u64 = 512 * MIB, bytes(0, "");
-        /// Memory charged for each CUDA context; less than a replica's memory. `auto` is what a bare context
-        /// took with this GPU and driver, until then a formula (174 MiB on an L4, 462 MiB on an H100), or 512
-        /// MiB where NVML does not tell. [Observed overhead](internals/plugin.md#memory-that-no-hook-sees) covers the
-        /// difference.
+        /// Memory charged for each CUDA context; less than a replica's memory. `auto` is a formula (174 MiB on
+        /// an L4, 462 MiB on an H100), or 512 MiB where NVML does not tell.
+        /// [Observed overhead](internals/plugin.md#memory-that-no-hook-sees) covers the difference.
         context_overhead_bytes as "context_overhead": Option<u64> = None, auto(bytes(0, "")), NewPods;
         /// A container that holds more than this beyond its charges on a GPU is reported: a program may bypass
         /// the shim. Nothing is stopped.

@@ -59,11 +59,8 @@ pub fn config(dir: &Path, more: &str) -> Config {
 
 /// `GPU-a` of 16 GiB and `GPU-b` of 24.
 pub fn gpus() -> [Gpu; 2] {
-    [("GPU-a", 0, 16), ("GPU-b", 1, 24)].map(|(uuid, index, gib)| Gpu {
-        memory_bytes: gib * GIB,
-        context_measured_bytes: Some(256 << 20),
-        ..Gpu::example(uuid, index)
-    })
+    [("GPU-a", 0, 16), ("GPU-b", 1, 24)]
+        .map(|(uuid, index, gib)| Gpu { memory_bytes: gib * GIB, ..Gpu::example(uuid, index) })
 }
 
 /// The agent as a start of the plugin finds the disk.

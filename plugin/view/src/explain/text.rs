@@ -297,8 +297,7 @@ fn gpu(story: &GpuStory, now_unix_ms: i64) -> String {
         let (bytes, source) = (gpu.context_overhead_bytes, &gpu.context_overhead_source);
         let text = match source.as_str() {
             "configured" => "by gpus.context_overhead",
-            "measured" => "as a bare context was seen to take with this driver",
-            "formula" => "by its multiprocessors; none was measured yet",
+            "formula" => "by its multiprocessors",
             _ => "because nobody tells its multiprocessors",
         };
         line(out, "context", &format!("{} each for new pods, {text}", format_bytes(bytes)));

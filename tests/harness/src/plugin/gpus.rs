@@ -20,8 +20,6 @@ pub struct FakeGpus {
     pub processes: Mutex<BTreeMap<String, Vec<GpuProcess>>>,
     /// Indexes of those that it calls lost.
     pub lost: Mutex<Vec<u32>>,
-    /// Its version, if it tells.
-    pub driver: Mutex<Option<String>>,
     /// How often it was asked.
     pub looks: AtomicU64,
     /// While it is set, the driver does not say how much memory is in use.
@@ -80,11 +78,6 @@ impl Discovery for FakeGpus {
         Ok(self.processes.lock().unwrap().get(uuid).cloned().unwrap_or_default())
     }
 
-    fn facts(&self, _gpus: &[Gpu]) -> device::Facts {
-        let driver_version = self.driver.lock().unwrap().clone();
-        device::Facts { driver_version, ..Default::default() }
-    }
-
     fn watch(
         &self,
         _gpus: &[Gpu],
@@ -116,7 +109,6 @@ pub fn gpu(index: u32) -> Gpu {
         memory_bytes: 40 * GIB,
         driver_bytes: 0,
         context_bytes: None,
-        context_measured_bytes: None,
         mig: None,
     }
 }

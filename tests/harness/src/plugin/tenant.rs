@@ -24,19 +24,11 @@ const TENANT_DIR: &str = "TESSERA_TEST_TENANT_DIR";
 const TENANT_BYTES: &str = "TESSERA_TEST_TENANT_BYTES";
 /// How many requests are refused first.
 const TENANT_REFUSALS: &str = "TESSERA_TEST_TENANT_REFUSALS";
-/// Set where they are a context's constant.
-const TENANT_CONTEXT: &str = "TESSERA_TEST_TENANT_CONTEXT";
 
 impl Tenant {
     /// Starts one and waits until it holds `bytes` on the first GPU and has said hello.
     pub fn hold(pages: &Path, bytes: u64) -> Self {
         Self::start(pages, bytes, &[])
-    }
-
-    /// As [`Tenant::hold`], one that has made a context and nothing else.
-    pub fn with_context(pages: &Path) -> Self {
-        let constant = QuotaReader::attach(pages).unwrap().context_overhead(0);
-        Self::start(pages, constant, &[(TENANT_CONTEXT, "1")])
     }
 
     /// As [`Tenant::hold`], one that was refused so many requests before.
@@ -84,11 +76,7 @@ pub fn tenant_process() {
         assert!(account.reserve(0, 1 << 50).is_err(), "over every quota");
     }
     let reservation = account.reserve(0, bytes).expect("within the quota");
-    let kind = match std::env::var_os(TENANT_CONTEXT) {
-        Some(_) => Kind::Overhead,
-        None => Kind::Plain,
-    };
-    reservation.commit(bytes, kind).unwrap();
+    reservation.commit(bytes, Kind::Plain).unwrap();
     let session = connect(&dir);
     let slot = u32::try_from(account.slot_index()).unwrap();
     let hello =
