@@ -1,13 +1,9 @@
 //! The configuration's file, and the last good configuration, which applies where the file is bad.
 //!
 //! Kubelet restarts a plugin that exits. A plugin that refused a bad file at its start would leave the node
-//! without GPUs, although it ran well until then. So the configuration in force is kept beside the ledger, and where the
-//! ledger of a file is, for a start that cannot read the file: in a file beside it, or, where that is not writable (a
-//! ConfigMap), in the state directory.
+//! without GPUs, although it ran well until then. So the configuration in force is kept beside the ledger.
 
-use std::ffi::OsStr;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -69,48 +65,26 @@ impl ConfigFile {
         let Some(refused) = judged.error() else {
             return Ok(LoadedConfig { config: judged.config, text: judged.text, refused: None });
         };
-        let Some((config, text)) = self.last_good(&judged.config) else { return Err(refused) };
+        let Some((config, text)) = last_good_of(&judged.config) else { return Err(refused) };
         Ok(LoadedConfig { config, text, refused: Some(refused) })
     }
 
     /// What a program that only asks the plugin needs to find it. Says so on standard error where the file is
     /// bad.
-    /// Errors: The file that the user named cannot be read, and the user may not, or no plugin ever ran with it:
-    /// another than the one meant would be asked.
+    /// Errors: The file that the user named cannot be read: another plugin than the one meant would be asked.
     pub fn for_asking(&self) -> Result<Config, ConfigError> {
         let judged = self.judge();
         let Some(error) = judged.error() else { return Ok(judged.config) };
-        let is_known = || !error.is_forbidden() && traced(self.path()).is_some();
-        if self.asked.is_some() && judged.is_unread() && !is_known() {
+        if self.asked.is_some() && judged.is_unread() {
             return Err(error);
         }
-        let known = self.last_good(&judged.config);
+        let known = last_good_of(&judged.config);
         let which = match known {
             Some(_) => "the last good configuration says where the plugin is",
             None => "looking for the plugin as far as the file can be read",
         };
         eprintln!("{}\nthe configuration is bad; {which}", printable::lines(&error.to_string()));
         Ok(known.map_or(judged.config, |(config, _)| config))
-    }
-
-    /// The last good configuration, of a file that says `read` as far as it can be read: beside the ledger
-    /// that it names, if it does; else where the trace says that it was kept last; else beside the default
-    /// ledger.
-    fn last_good(&self, read: &Config) -> Option<(Config, String)> {
-        let (named, default) = (&read.paths.ledger, Config::default().paths.ledger);
-        let traced = traced(self.path());
-        let ledgers = match *named == default {
-            true => [traced, Some(default)],
-            false => [Some(named.clone()), traced],
-        };
-        ledgers.into_iter().flatten().find_map(|ledger| last_good(&ledger))
-    }
-
-    /// Keeps `text` as the last good configuration, and a trace of where that is, which a file that cannot
-    /// be read does not tell.
-    pub fn keep_last_good(&self, ledger: &Path, text: &str) -> io::Result<()> {
-        keep_last_good(ledger, text)?;
-        leave_trace(self.path(), ledger)
     }
 }
 
@@ -178,7 +152,16 @@ pub fn last_good(ledger: &Path) -> Option<(Config, String)> {
     judged.problems.is_empty().then_some((judged.config, judged.text))
 }
 
-fn keep_last_good(ledger: &Path, text: &str) -> io::Result<()> {
+/// That of a file which says `read` as far as it can be read: beside the ledger that it names, else beside the one of the
+/// state directory.
+fn last_good_of(read: &Config) -> Option<(Config, String)> {
+    let default = Config::default().paths.ledger;
+    let in_state = state_dir().join(default.file_name().unwrap_or_default());
+    last_good(&read.paths.ledger).or_else(|| last_good(&in_state))
+}
+
+/// Keeps `text` as the last good configuration.
+pub fn keep_last_good(ledger: &Path, text: &str) -> io::Result<()> {
     let path = last_good_path(ledger);
     let (text, own) = (text.to_owned(), path.clone());
     files::in_time(&path, move || files::put(&own, text.as_bytes(), 0o644, true))?.map(drop)
@@ -186,59 +169,11 @@ fn keep_last_good(ledger: &Path, text: &str) -> io::Result<()> {
 
 /// The state directory of a plugin that has another than the default one.
 const STATE_DIR_ENV: &str = "TESSERA_STATE_DIR";
-/// No path is longer (`PATH_MAX`).
-const LONGEST_PATH: u64 = 4096;
 
 /// Where the plugin keeps what outlives it, if the configuration does not say so: beside the default ledger.
 pub fn state_dir() -> PathBuf {
     let default = || Config::default().paths.ledger.with_file_name("");
     std::env::var_os(STATE_DIR_ENV).map_or_else(default, PathBuf::from)
-}
-
-/// The files that say where the ledger is, in the order in which they are written and looked for.
-fn traces(config: &Path) -> Vec<PathBuf> {
-    let absolute = std::path::absolute(config).unwrap_or_else(|_| config.to_owned());
-    let name = absolute.file_name().unwrap_or(OsStr::new("config.toml"));
-    let beside = absolute.with_file_name([name, OsStr::new(".ledger")].join(OsStr::new("")));
-    let in_state = match absolute == Path::new(DEFAULT_FILE) {
-        true => "config.ledger".to_owned(),
-        // Several plugins may keep their state there.
-        false => format!("config-{}.ledger", hash(&absolute.to_string_lossy())),
-    };
-    vec![beside, state_dir().join(in_state)]
-}
-
-/// Writes down that the file's ledger is `ledger`.
-/// Errors: It can be written nowhere; only where the ledger is not the default one.
-fn leave_trace(config: &Path, ledger: &Path) -> io::Result<()> {
-    let mut failed = None;
-    for file in traces(config) {
-        match write_trace(&file, ledger) {
-            Ok(()) => return Ok(()),
-            Err(error) => failed = Some(error),
-        }
-    }
-    match failed {
-        Some(error) if ledger != Config::default().paths.ledger => Err(error),
-        _ => Ok(()),
-    }
-}
-
-fn write_trace(file: &Path, ledger: &Path) -> io::Result<()> {
-    let line = [ledger.as_os_str().as_bytes(), b"\n"].concat();
-    let own = file.to_owned();
-    files::in_time(file, move || files::put(&own, &line, 0o644, true))?.map(drop)
-}
-
-/// The ledger that was written down last.
-fn traced(config: &Path) -> Option<PathBuf> {
-    traces(config).iter().find_map(|file| read_trace(file))
-}
-
-fn read_trace(file: &Path) -> Option<PathBuf> {
-    let bytes = files::read(file, LONGEST_PATH).ok()?;
-    let path = PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(b"\n")?));
-    path.is_absolute().then_some(path)
 }
 
 #[cfg(test)]
@@ -268,9 +203,9 @@ mod tests {
     }
 
     #[test]
-    fn a_named_file_that_is_none_is_looked_past_only_where_a_plugin_ran_with_it() {
+    fn a_named_file_that_is_none_is_no_reason_to_ask_another_plugin() {
         let dir = tempfile::tempdir().unwrap();
-        let (path, ledger) = (dir.path().join("config.toml"), dir.path().join("ledger.redb"));
+        let path = dir.path().join("config.toml");
         let file = ConfigFile { asked: Some(path.clone()) };
         let ask = |what: &str| match file.for_asking() {
             Err(error) if !error.is_forbidden() => error.to_string(),
@@ -282,27 +217,15 @@ mod tests {
         std::fs::remove_dir(&path).unwrap();
         std::fs::write(&path, b"\xff").unwrap();
         ask("it is no text");
-        file.keep_last_good(&ledger, &format!("[paths]\nledger = {ledger:?}\n")).unwrap();
-        std::fs::remove_file(&path).unwrap();
-        assert_eq!(file.for_asking().unwrap().paths.ledger, ledger);
     }
 
     #[test]
-    fn what_is_left_is_found_and_nothing_else_is_believed() {
+    fn a_text_that_is_not_toml_says_where_the_last_good_one_is() {
         let dir = tempfile::tempdir().unwrap();
-        let config = dir.path().join("config.toml");
-        assert_eq!(traced(&config), None);
-        for ledger in ["/srv/a/ledger.redb", "/srv/b/ledger.redb"] {
-            leave_trace(&config, Path::new(ledger)).unwrap();
-            assert_eq!(traced(&config).as_deref(), Some(Path::new(ledger)));
-        }
-        let beside = dir.path().join("config.toml.ledger");
-        for text in ["", "relative\n", "/cut/off"] {
-            std::fs::write(&beside, text).unwrap();
-            assert_eq!(traced(&config), None, "{text:?}");
-        }
-        std::fs::remove_file(&beside).unwrap();
-        nix::unistd::mkfifo(&beside, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert_eq!(traced(&config), None, "and does not wait");
+        let (path, ledger) = (dir.path().join("config.toml"), dir.path().join("ledger.redb"));
+        keep_last_good(&ledger, "[share]\nreplicas = 3\n").unwrap();
+        std::fs::write(&path, format!("[paths]\nledger = {ledger:?}\n[share\n")).unwrap();
+        let loaded = ConfigFile { asked: Some(path) }.start().unwrap();
+        assert!(loaded.refused.is_some() && loaded.config.share.replicas == 3);
     }
 }

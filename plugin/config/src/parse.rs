@@ -19,12 +19,12 @@ use super::{Config, Source, between};
 pub(super) fn parse(text: &str, file: Option<&Path>) -> (Config, Vec<Problem>) {
     let mut report = Report::new(text, file);
     let mut config = Config::default();
-    match DeTable::parse(text) {
-        Ok(root) => read("", root.get_ref(), &mut config, &mut report),
-        Err(error) => {
-            let start = error.span().map_or(0, |span| span.start);
-            report.fault("", start, error.message());
-        }
+    let (root, errors) = DeTable::parse_recoverable(text);
+    read("", root.get_ref(), &mut config, &mut report);
+    if let Some(error) = errors.first() {
+        report.problems.clear();
+        let start = error.span().map_or(0, |span| span.start);
+        report.fault("", start, error.message());
     }
     let Report { mut problems, source, .. } = report;
     let config = Config { source, ..config };

@@ -307,8 +307,10 @@ impl Reloader {
     }
 
     fn keep(&self, text: &str) {
-        let Some(file) = &self.file else { return };
-        if let Err(error) = file.keep_last_good(&self.current.get().paths.ledger, text) {
+        if self.file.is_none() {
+            return;
+        }
+        if let Err(error) = file::keep_last_good(&self.current.get().paths.ledger, text) {
             warn!(%error, "the configuration is not kept for a start that finds a bad one");
         }
     }
