@@ -11,6 +11,7 @@
 //! - [`pod_resources`]: the holder of each replica
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 mod directory;
 mod driver;
 pub mod foreign_plugins;

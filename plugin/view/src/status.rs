@@ -73,8 +73,8 @@ pub struct Plugin {
     pub config_path: String,
     /// The shim that new containers get.
     pub shim_path: String,
-    /// How it is found out what other device plugins sell: "GetAllocatableResources", "kubelet's checkpoint" or "what
-    /// pods hold". Empty before the first look, and where nobody looks (`gpus.sold_by_others`).
+    /// How it is found out what other device plugins sell: "GetAllocatableResources" or "what pods hold". Empty before
+    /// the first look, and where nobody looks (`gpus.sold_by_others`).
     pub others_seen_by: String,
     /// Each resource by itself, by name.
     pub resources: Vec<Resource>,

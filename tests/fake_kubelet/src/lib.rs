@@ -83,8 +83,7 @@ pub struct Behaviour {
     pub allocatable: Allocatable,
 }
 
-/// What becomes of GetAllocatableResources. Where it is not served, healthy devices can be read from the
-/// device checkpoint only.
+/// What becomes of GetAllocatableResources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Allocatable {
     /// Answered: Kubernetes 1.23 and later.

@@ -118,17 +118,6 @@ impl<P> Manager<P> {
         devices.filter(|device| device.health == HEALTHY).map(|device| device.id.clone()).collect()
     }
 
-    /// What the real one writes to its checkpoint of the devices: the healthy ones.
-    pub(super) fn checkpoint(&self) -> String {
-        let healthy: BTreeMap<&String, BTreeSet<String>> =
-            self.devices.keys().map(|name| (name, self.healthy(name))).collect();
-        serde_json::json!({
-            "Data": {"PodDeviceEntries": null, "RegisteredDevices": healthy},
-            "Checksum": 0,
-        })
-        .to_string()
-    }
-
     pub(super) fn assign(&mut self, key: Key, assignment: Assignment) {
         self.assignments.insert(key, assignment);
     }

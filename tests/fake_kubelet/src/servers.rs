@@ -183,17 +183,7 @@ async fn watch_devices(
             let mut state = inner.state();
             state.lists += 1;
             state.manager.list(&resource_name, id, list.devices);
-            let checkpoint = (state.behaviour.allocatable != Allocatable::Served)
-                .then(|| state.manager.checkpoint());
             drop(state);
-            if let Some(checkpoint) = checkpoint {
-                let path = inner
-                    .device_plugins_dir
-                    .join(tessera_kubelet::foreign_plugins::checkpoint::FILE);
-                if let Err(error) = std::fs::write(path, checkpoint) {
-                    tracing::warn!(%error, "the stand-in's checkpoint");
-                }
-            }
             inner.tick();
         }
     }

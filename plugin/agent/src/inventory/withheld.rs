@@ -3,12 +3,11 @@
 //! plugins advertise which devices.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tessera_config::SoldByOthers;
-use tessera_kubelet::foreign_plugins::{CurrentFindings, ForeignSale, Offer, checkpoint, judge};
+use tessera_kubelet::foreign_plugins::{CurrentFindings, ForeignSale, Offer, judge};
 use tessera_kubelet::pod_resources::{PodResources, PodResourcesError};
 use tessera_model::audit::{Actor, Event, What};
 use tessera_model::clock::unix_ms;
@@ -172,7 +171,6 @@ pub struct ForeignWatch {
     holdings: Arc<PodResources>,
     /// Its own, so that nobody waits for a slow answer to a question of ours.
     offered: PodResources,
-    kubelet_dir: PathBuf,
     interval: Duration,
     others: CurrentFindings,
 }
@@ -186,12 +184,9 @@ impl ForeignWatch {
         interval: Duration,
         grace: Duration,
     ) -> Self {
-        let config = agent.config();
-        let paths = &config.paths;
-        let offered = PodResources::new(&paths.pod_resources);
-        let kubelet_dir = paths.kubelet.clone();
+        let offered = PodResources::new(&agent.config().paths.pod_resources);
         let others = CurrentFindings::new(grace);
-        ForeignWatch { agent, holdings, offered, kubelet_dir, interval, others }
+        ForeignWatch { agent, holdings, offered, interval, others }
     }
 
     /// The look before kubelet is served, so that nothing is offered that is refused a moment later.
@@ -215,30 +210,17 @@ impl ForeignWatch {
             self.agent.board.publish(|facts| facts.others_seen_by = "");
             return self.tell(BTreeMap::new()).await;
         }
-        let (mut offers, how) = match self.offers().await {
-            Ok(found) => found,
-            Err(error) => {
-                // No look: what was found stands. Housekeeping reports a missing socket.
-                let text = format!("it is not known what other plugins sell: {error}");
-                let text = (!matches!(error, PodResourcesError::Absent(_))).then_some(text);
-                self.agent.board.set_condition(LOOKING, text);
-                return;
-            }
+        let (mut offers, how) = match self.offered.offers().await {
+            Ok(offers) => (offers, "GetAllocatableResources"),
+            Err(PodResourcesError::Unsupported) => (Vec::new(), "what pods hold"),
+            Err(error) => return self.note_silence(&error),
         };
-        let held = self.holdings.list(self.interval / 2).await;
-        let lacking = match (&how, &held) {
-            (Err(unreadable), Ok(_)) => Some(format!(
-                "this kubelet tells what other plugins sell only once a pod holds it ({unreadable})"
-            )),
-            (Err(unreadable), Err(error)) => {
-                Some(format!("it is not known what other plugins sell: {error}; {unreadable}"))
-            }
-            (Ok(_), _) => None,
+        let held = match self.holdings.list(self.interval / 2).await {
+            Err(error) if offers.is_empty() => return self.note_silence(&error),
+            held => held.unwrap_or_default().into_iter(),
         };
-        self.agent.board.set_condition(LOOKING, lacking);
-        let how = how.unwrap_or("what pods hold");
+        self.agent.board.set_condition(LOOKING, None);
         self.agent.board.publish(|facts| facts.others_seen_by = how);
-        let held = held.unwrap_or_default().into_iter();
         let foreign = held.filter(|holding| !self.agent.allocations.knows(holding));
         offers.extend(foreign.map(|holding| Offer {
             holder: Some(format!("{}/{}", holding.namespace, holding.pod)),
@@ -251,22 +233,11 @@ impl ForeignWatch {
         self.tell(self.others.current()).await;
     }
 
-    /// What plugins offer, and how that was found out: `Err` where this kubelet has no way to say.
-    async fn offers(
-        &self,
-    ) -> Result<(Vec<Offer>, Result<&'static str, String>), PodResourcesError> {
-        match self.offered.offers().await {
-            Ok(offers) => Ok((offers, Ok("GetAllocatableResources"))),
-            Err(PodResourcesError::Unsupported) => {
-                let dir = self.kubelet_dir.clone();
-                let read = tokio::task::spawn_blocking(move || checkpoint::offers(&dir)).await;
-                Ok(match read.unwrap_or_else(|error| Err(error.to_string())) {
-                    Ok(offers) => (offers, Ok("kubelet's checkpoint")),
-                    Err(error) => (Vec::new(), Err(error)),
-                })
-            }
-            Err(error) => Err(error),
-        }
+    /// What was found stands. Housekeeping reports a missing socket.
+    fn note_silence(&self, error: &PodResourcesError) {
+        let text = format!("it is not known what other plugins sell: {error}");
+        let text = (!matches!(error, PodResourcesError::Absent(_))).then_some(text);
+        self.agent.board.set_condition(LOOKING, text);
     }
 
     async fn tell(&self, findings: BTreeMap<String, ForeignSale>) {

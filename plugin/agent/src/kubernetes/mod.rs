@@ -24,7 +24,7 @@ pub use tessera_cluster::Server;
 use tessera_cluster::events::{EventClient, PodEvent};
 use tessera_cluster::{ApiError, Client, Failure, Retry};
 use tessera_config::{Config, Events as Wanted};
-use tessera_kubelet::foreign_plugins::checkpoint;
+use tessera_kubelet::checkpoint;
 use tessera_model::audit::Event;
 use tessera_model::record::{Holder, Record};
 use tessera_peers::TokenBucket;

@@ -4,7 +4,7 @@
 use std::cell::OnceCell;
 use std::time::Instant;
 
-use tessera_kubelet::foreign_plugins::checkpoint::{self, Entry};
+use tessera_kubelet::checkpoint::{self, Entry};
 use tessera_model::allocation_id::AllocationId;
 use tessera_model::audit::{Actor, Event, What};
 use tessera_model::clock::unix_ms;

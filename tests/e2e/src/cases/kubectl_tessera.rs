@@ -98,8 +98,7 @@ fn kubelet_tells(suite: &Suite<'_>) -> Result<()> {
 
 /// Each view names the pod; that its numbers are the node's own, tests/suites/fleet shows.
 fn sees(suite: &Suite<'_>, owner: &Person) -> Result<()> {
-    // Kubelets of old say what other plugins sell only once a pod holds something; and a pod of the case before may
-    // not be released yet.
+    // A pod of the case before may not be released yet.
     let status = owner.says_at_last("nothing is amiss", &["status"], |status| {
         status.contains("1 of 1 nodes answer, 2 GPUs, 1 tenant\n") && !status.contains('!')
     })?;

@@ -141,23 +141,18 @@ async fn warn_sells_on_and_allow_does_not_even_look() {
 }
 
 #[tokio::test]
-async fn on_older_kubelets_the_checkpoint_tells_and_status_says_so() {
+async fn older_kubelets_tell_once_a_pod_holds_it_and_status_says_so() {
     for allocatable in [Allocatable::Unimplemented, Allocatable::Disabled] {
         let mut node = TestNode::without_plugin(SETTINGS).await;
         node.kubelet.set_behaviour(Behaviour { allocatable, ..Behaviour::default() });
-        let foreign = Foreign::start(&node, NVIDIA, &[gpu(0).uuid]).await;
+        let _foreign = Foreign::start(&node, NVIDIA, &[gpu(0).uuid]).await;
         node.start_plugin().await;
-        bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
-        let status = node.status().await;
-        assert_eq!(status.plugin.others_seen_by, "kubelet's checkpoint");
-        assert!(unhealthy(&node.status().await, 0));
-        foreign.stop().await;
-        // Kubelet writes it again when any plugin lists its devices.
-        std::fs::remove_file(node.kubelet.device_plugins_dir().join("kubelet_internal_checkpoint"))
-            .unwrap();
-        let warning = node.warned("only once a pod").await;
-        assert!(warning.contains("kubelet_internal_checkpoint"), "{warning}");
         bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
+        assert_eq!(node.status().await.plugin.others_seen_by, "what pods hold");
+        let train = Pod::new("ml", "train").with(Container::new("main").asking(NVIDIA, 1));
+        node.kubelet.admit(&train).await.unwrap();
+        bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+        assert!(unhealthy(&node.status().await, 0));
         node.stop_plugin().await;
     }
 }

@@ -4,7 +4,7 @@
 //! default a GPU that another plugin offers, or that a pod holds through one, is not allocated here: its
 //! free replicas are Unhealthy until no other plugin has offered it for a while. Existing allocations go on.
 //!
-//! [`judge()`] goes from what kubelet knows to a finding per GPU; [`checkpoint`] is the source for older kubelets.
+//! [`judge()`] goes from what kubelet knows to a finding per GPU.
 //!
 //! Nothing here is in the path of Allocate, and Allocate never refuses because of it: kubelet may have
 //! assigned the replica before it heard of the change, or an init container may pass it on.
@@ -20,8 +20,6 @@
 //!
 //! So a UUID or a PCI address is looked for anywhere in the id, as a whole word. A bare number means an
 //! index only under a name that is NVIDIA's own for GPUs; anybody may call a device `0`.
-
-pub mod checkpoint;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
