@@ -33,23 +33,6 @@ impl Watcher {
     pub(super) fn start(discovery: Arc<dyn Discovery>, agent: Arc<Agent>) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopping = Arc::clone(&stop);
-        let (sender, mut receiver) = mpsc::channel::<Observation>(64);
-        let watched = Arc::clone(&agent);
-        std::thread::Builder::new().name("health".into()).stack_size(256 << 10).spawn(
-            move || {
-                let sink = |observation| {
-                    // A program can make as many of its own errors as it likes; none gets further. Of
-                    // the others none is lost: this thread may wait. An error is the plugin's end.
-                    if !watched.inventory.ignores(&observation) {
-                        let _ = sender.blocking_send(observation);
-                    }
-                };
-                let stopped = || stopping.load(Ordering::Relaxed) || sender.is_closed();
-                while !stopped() {
-                    watch(&*discovery, &watched, &stopped, &sink);
-                }
-            },
-        )?;
         // The disk may keep the history waiting; health must not wait with it.
         let (history, mut events) = mpsc::channel(64);
         let recorder = Arc::clone(&agent);
@@ -61,19 +44,28 @@ impl Watcher {
                 let _ = tokio::task::spawn_blocking(save).await;
             }
         });
-        tokio::spawn(async move {
-            while let Some(observation) = receiver.recv().await {
-                debug!(?observation, "health");
-                let events = agent.observe(&observation);
-                if events.is_empty() && !agent.inventory.has_unsaved_health() {
-                    continue;
+        std::thread::Builder::new().name("health".into()).stack_size(512 << 10).spawn(
+            move || {
+                let sink = |observation| {
+                    // A program can make as many of its own errors as it likes; none gets further.
+                    if agent.inventory.ignores(&observation) {
+                        return;
+                    }
+                    debug!(?observation, "health");
+                    let events = agent.observe(&observation);
+                    let is_line = !events.is_empty();
+                    let is_news = is_line || agent.inventory.has_unsaved_health();
+                    if is_news && history.try_send(events).is_err() && is_line {
+                        warn!("the history of GPUs has a gap: the disk does not keep up");
+                    }
+                };
+                // An end of the channel is the plugin's.
+                let stopped = || stopping.load(Ordering::Relaxed) || history.is_closed();
+                while !stopped() {
+                    watch(&*discovery, &agent, &stopped, &sink);
                 }
-                let is_line = !events.is_empty();
-                if history.try_send(events).is_err() && is_line {
-                    warn!("the history of GPUs has a gap: the disk does not keep up");
-                }
-            }
-        });
+            },
+        )?;
         Ok(Watcher { stop })
     }
 
