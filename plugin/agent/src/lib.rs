@@ -21,7 +21,6 @@ pub mod inventory;
 pub mod journal;
 pub mod kubernetes;
 pub mod labels;
-pub mod meters;
 pub mod observe;
 pub mod reload;
 pub mod status_board;

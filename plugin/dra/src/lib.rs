@@ -20,11 +20,47 @@ pub mod claims;
 #[cfg(test)]
 mod fixtures;
 pub mod health;
-pub mod names;
 pub mod prepare;
 pub mod publish;
 pub mod serve;
 pub use serve::{Serving, Settings, serve};
+
+/// Names that the cluster knows: the driver, its devices, the kind of its parameters.
+pub mod names {
+    use tessera_model::short_name;
+
+    /// The driver's name, in slices, claims and at registration.
+    pub const DRIVER: &str = "gpu.tessera.dev";
+    /// `apiVersion` of opaque parameters.
+    pub const PARAMETERS_VERSION: &str = "gpu.tessera.dev/v1";
+    /// `kind` of opaque parameters.
+    pub const PARAMETERS_KIND: &str = "ShareConfig";
+    /// The capacity in bytes.
+    pub const MEMORY: &str = "memory";
+    /// The capacity in hundredths of a GPU's time.
+    pub const CORES: &str = "cores";
+
+    /// Longest name that a device may have: a DNS label.
+    const LONGEST: usize = 63;
+
+    /// The name of a GPU's device: its UUID as a DNS label. It survives reboots, other orders of GPUs and other
+    /// configurations.
+    pub fn device(uuid: &str) -> String {
+        let label: String = uuid
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' })
+            .collect();
+        let label = label.trim_matches('-');
+        let is_as_it_was = label.len() == uuid.len()
+            && uuid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        let begins = label.as_bytes().first().is_some_and(u8::is_ascii_alphabetic);
+        if is_as_it_was && begins && label.len() <= LONGEST {
+            return label.to_owned();
+        }
+        // Not a UUID of NVML's; the hash keeps those apart that look alike as labels.
+        format!("gpu-{}", short_name::with_hash(label, LONGEST - "gpu-".len(), uuid))
+    }
+}
 
 /// Sleeps so long; for ever without a time.
 async fn sleep(pause: Option<std::time::Duration>) {

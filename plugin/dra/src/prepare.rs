@@ -9,9 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tessera_agent::front_end::{AllocateError, ContainerAllocateResponse};
-use tessera_agent::meters::Call;
-use tessera_agent::{Agent, meters, status_board};
+use tessera_agent::front_end::{AllocateError, Call, ContainerAllocateResponse, Outcome};
+use tessera_agent::{Agent, status_board};
 use tessera_cluster::k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_cluster::resource::{ClaimRef, ResourceClient};
 use tessera_kubelet_api::dra::v1;
@@ -247,7 +246,7 @@ impl Inner {
     /// Counts what became of each claim of a batch, all of them with the batch's length.
     fn count<T>(&self, call: Call, all: &[Of<T>], began: Instant) {
         for (_, answer) in all {
-            let ended = if answer.is_ok() { meters::Outcome::Ok } else { meters::Outcome::Refused };
+            let ended = if answer.is_ok() { Outcome::Ok } else { Outcome::Refused };
             self.agent.meters.observe(call, &names::DRIVER.into(), ended, began.elapsed());
         }
     }

@@ -31,10 +31,10 @@ use crate::advertised::Advertised;
 use crate::allocations::steer::SteerError;
 use crate::allocations::{AllocateError, Allocations, Found};
 use crate::engines::Engine;
+use crate::front_end::Meters;
 use crate::incidents::Incidents;
 use crate::inventory::{self, GpuSelection, Inventory, Lift};
 use crate::journal::Journal;
-use crate::meters::Meters;
 use crate::status_board::StatusBoard;
 use crate::trust::Trust;
 

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use strum::{IntoStaticStr, VariantArray};
-use tessera_agent::meters::Call;
+use tessera_agent::front_end::Call;
 use tessera_arbiter::View;
 use tessera_arbiter::policy::Cause;
 use tessera_model::health::State;

@@ -1,7 +1,7 @@
 //! Metrics and probes over HTTP: `/metrics`, `/healthz`, `/readyz`.
 //!
 //! - [`families`]: the table of all metrics: name, unit, labels, help text, value. `docs/metrics.md` shows the same
-//! - [`tessera_agent::meters`]: counters of the plugin's own work
+//! - [`tessera_agent::front_end::Meters`]: counters of the plugin's own work
 //! - `snapshot`: the whole state at one moment, as series
 //! - `running_totals`: counters that never decrease, computed from figures that may
 //!

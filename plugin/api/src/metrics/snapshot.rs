@@ -9,7 +9,7 @@ use std::time::Instant;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::time::{ClockId, clock_gettime};
 use tessera_agent::Agent;
-use tessera_agent::meters::{Call, Counts, Outcome};
+use tessera_agent::front_end::{Call, Counts, Outcome};
 use tessera_agent::trust::Outside;
 use tessera_arbiter::View;
 use tessera_tenant::regions::Region;

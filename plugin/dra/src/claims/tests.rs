@@ -375,3 +375,26 @@ proptest! {
         prop_assert_eq!(distinct.len(), given);
     }
 }
+
+#[test]
+fn a_device_is_its_gpus_uuid_in_lower_case() {
+    let uuid = "GPU-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28";
+    assert_eq!(names::device(uuid), "gpu-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28");
+}
+
+#[test]
+fn what_looks_alike_as_a_label_stays_apart() {
+    assert_ne!(names::device("GPU_a"), names::device("GPU-a"));
+    assert_ne!(names::device("GPU-a-"), names::device("GPU-a"));
+    assert_ne!(names::device(&"a".repeat(70)), names::device(&"a".repeat(71)));
+}
+
+proptest! {
+    #[test]
+    fn every_name_is_a_dns_label(uuid in ".{0,80}") {
+        let name = names::device(&uuid);
+        prop_assert!(!name.is_empty() && name.len() <= 63, "{}", name);
+        prop_assert!(name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-'));
+        prop_assert!(!name.starts_with('-') && !name.ends_with('-'), "{}", name);
+    }
+}

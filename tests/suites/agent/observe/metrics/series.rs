@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tessera_agent::meters::{Call, Outcome};
+use tessera_agent::front_end::{Call, Outcome};
 use tessera_api::metrics::families::{ALL, MetricKind};
 use tessera_fake_kubelet::{Behaviour, Pod};
 use tessera_gpu::GpuProcess;
