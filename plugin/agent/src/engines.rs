@@ -129,7 +129,6 @@ impl Pages {
         &self.root
     }
 
-    /// The pages of an allocation, if they are open.
     pub(crate) fn get(&self, id: &AllocationId) -> Option<Arc<Region>> {
         self.regions.lock().get(id).cloned()
     }

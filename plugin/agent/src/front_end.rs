@@ -174,9 +174,7 @@ impl DevicePlugin for Service {
 pub enum Call {
     Allocate,
     PreStart,
-    /// NodePrepareResources, of one claim.
     Prepare,
-    /// NodeUnprepareResources, of one claim.
     Unprepare,
 }
 

@@ -32,7 +32,6 @@ pub struct Seen {
     pub time: Option<Time>,
 }
 
-/// See [`Seen::time`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Time {
     /// Thousandths of a GPU that it asked for.

@@ -13,7 +13,6 @@ use crate::{Amount, Api, ApiAuthorisation, Config, Layout, LayoutShare, Problem}
 /// Is given each key that contradicts another, and why.
 type Wrong<'w> = dyn FnMut(&str, String) + 'w;
 
-/// All contradictions.
 pub(super) fn check(config: &Config) -> Vec<Problem> {
     let mut found = Vec::new();
     let mut wrong = |key: &str, message: String| found.push(config.source.problem(key, message));

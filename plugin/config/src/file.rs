@@ -14,7 +14,6 @@ use tessera_system::files::{CONFIGURATION, FileError};
 use super::parse::{FORBIDDEN, parse};
 use super::{Config, ConfigError, DEFAULT_FILE, Problem, Source};
 
-/// Where the configuration comes from.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigFile {
     /// `--config`; `None` for [`DEFAULT_FILE`], which may be absent.
@@ -30,7 +29,6 @@ pub struct LoadedConfig {
     pub refused: Option<ConfigError>,
 }
 
-/// What a text is worth.
 #[derive(Clone, Debug)]
 pub struct Judged {
     /// As far as it could be read.
@@ -42,7 +40,6 @@ pub struct Judged {
 }
 
 impl ConfigFile {
-    /// Where it is, or would be.
     pub fn path(&self) -> &Path {
         self.asked.as_deref().unwrap_or(Path::new(DEFAULT_FILE))
     }
@@ -89,38 +86,32 @@ impl ConfigFile {
 }
 
 impl Judged {
-    /// A text that came from `file`.
     pub fn of(text: String, file: &Path) -> Self {
         let (config, problems) = parse(&text, Some(file));
         Judged { config, text, problems }
     }
 
-    /// A file that is not read at all.
     pub fn unread(file: &Path, error: &FileError) -> Self {
         let problems = vec![Problem::new("", None, &unread(error))];
         let source = Source { file: Some(file.to_owned()), ..Source::default() };
         Judged { config: Config { source, ..Config::default() }, text: String::new(), problems }
     }
 
-    /// What is wrong, if anything is.
     pub fn error(&self) -> Option<ConfigError> {
         let file = self.config.source.file.clone();
         let problems = self.problems.clone();
         (!problems.is_empty()).then_some(ConfigError { file, problems })
     }
 
-    /// The configuration, if nothing is wrong with it.
     pub fn sound(self) -> Result<Config, ConfigError> {
         self.error().map_or(Ok(self.config), Err)
     }
 
-    /// Whether the file could not be read at all.
     pub fn is_unread(&self) -> bool {
         self.text.is_empty() && !self.problems.is_empty()
     }
 }
 
-/// Why a file was not read, and what to do.
 fn unread(error: &FileError) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => {
@@ -143,7 +134,6 @@ pub fn last_good_path(ledger: &Path) -> PathBuf {
     ledger.with_file_name(format!("{name}.config.toml"))
 }
 
-/// The last good configuration and its text, if there is one.
 pub fn last_good(ledger: &Path) -> Option<(Config, String)> {
     let path = last_good_path(ledger);
     let text = files::text(&path, CONFIGURATION).ok()?;
@@ -160,7 +150,6 @@ fn last_good_of(read: &Config) -> Option<(Config, String)> {
     last_good(&read.paths.ledger).or_else(|| last_good(&in_state))
 }
 
-/// Keeps `text` as the last good configuration.
 pub fn keep_last_good(ledger: &Path, text: &str) -> io::Result<()> {
     let path = last_good_path(ledger);
     let (text, own) = (text.to_owned(), path.clone());

@@ -26,7 +26,6 @@ pub struct Place<'a, 'i> {
 
 /// What may be written for a key, and what it is then.
 pub struct Form<T> {
-    /// What may be written, in Markdown.
     pub(super) accepts: String,
     /// The same as JSON Schema (draft 7).
     pub(super) schema: Box<dyn Fn() -> Value>,
@@ -44,7 +43,6 @@ pub struct Form<T> {
 pub struct Leaf<T> {
     accepts: String,
     pub(super) schema: Box<dyn Fn() -> Value>,
-    /// The value, or what is wrong and what to do.
     pub(super) parse: Box<dyn Fn(&DeValue<'_>) -> Result<T, String>>,
     /// The value as TOML; `None` for one that is not written.
     pub(super) show: Box<dyn Fn(&T) -> Option<String>>,
@@ -91,17 +89,14 @@ fn string<'v>(value: &'v DeValue<'_>) -> Result<&'v str, String> {
     value.as_str().ok_or_else(|| wrong_type("a string", value))
 }
 
-/// Thousandths of a percent in a whole.
 pub const WHOLE_PERCENT: u32 = 100_000;
 
-/// The memory of a layout's share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
     /// What the others leave, evenly.
     Auto,
     /// Thousandths of a percent of the whole.
     Percent(u32),
-    /// Bytes.
     Exact(u64),
 }
 
@@ -120,14 +115,12 @@ impl Amount {
     }
 }
 
-/// `true` or `false`.
 pub(crate) fn boolean() -> Leaf<bool> {
     let parse =
         |value: &DeValue<'_>| value.as_bool().ok_or_else(|| wrong_type("true or false", value));
     Leaf::new("`true`, `false`", || json!({ "type": "boolean" }), parse, bool::to_string)
 }
 
-/// A count within bounds.
 pub(crate) fn whole(range: RangeInclusive<u32>) -> Leaf<u32> {
     let (least, most) = (*range.start(), *range.end());
     let parse = move |value: &DeValue<'_>| {
@@ -141,7 +134,6 @@ pub(crate) fn whole(range: RangeInclusive<u32>) -> Leaf<u32> {
     Leaf::new(format!("whole number from {least} to {most}"), schema, parse, u32::to_string)
 }
 
-/// A length of time within bounds.
 pub(crate) fn time(least: Duration, most: Duration) -> Leaf<Duration> {
     let bounds = format!("from {} to {}", duration::format(least), duration::format(most));
     let accepts = format!("time {bounds}");
@@ -212,7 +204,6 @@ fn read_bytes(value: &DeValue<'_>, least: u64, less: &str) -> Result<u64, String
     Ok(bytes)
 }
 
-/// A share of a GPU's time, thousandths.
 pub(crate) fn cores() -> Leaf<u32> {
     let accepts = "percentage; or quantity, GPUs, more than 0 and at most 1";
     let schema = || {
@@ -332,7 +323,6 @@ fn read_text(
     Quantity::parse(text).and_then(read).map_err(|error| error.to_string())
 }
 
-/// A percentage, in thousandths of a percent.
 fn percent(text: &str) -> Result<u32, String> {
     let number = text.trim_end_matches('%').trim_end();
     match Quantity::parse(number).and_then(Quantity::millis).map(u32::try_from) {
@@ -360,13 +350,11 @@ fn words<T: Words>() -> impl Iterator<Item = (&'static str, T)> {
     T::VARIANTS.iter().map(|value| ((*value).into(), *value))
 }
 
-/// The words in quotation marks.
 fn quoted<T: Words>() -> String {
     let words = words::<T>().map(|(word, _)| format!("\"{word}\""));
     words.collect::<Vec<_>>().join(", ")
 }
 
-/// One of the words.
 pub(crate) fn word<T: Words>() -> Leaf<T> {
     let parse = |value: &DeValue<'_>| {
         let text = string(value)?;
@@ -430,7 +418,6 @@ pub(crate) fn optional_path() -> Leaf<Option<PathBuf>> {
     )
 }
 
-/// A string as TOML.
 pub(crate) fn write_string(text: &str) -> String {
     toml::Value::String(text.to_owned()).to_string()
 }

@@ -97,7 +97,6 @@ pub(super) fn filter_pattern() -> String {
     format!("^{word}(,{word})*$")
 }
 
-/// A string of any kind.
 pub(super) fn any_name() -> Leaf<String> {
     parsed(|text| Ok(text.to_owned()), String::clone, "string", || json!({}))
 }
@@ -112,7 +111,6 @@ fn not_empty(text: &str) -> Result<String, String> {
     Some(text.to_owned()).filter(|text| !text.is_empty()).ok_or_else(message)
 }
 
-/// An extended resource's name.
 pub(super) fn resource_name(accepts: &str) -> Leaf<String> {
     parsed(
         |text| check_resource(text).map(|()| text.to_owned()),
@@ -161,7 +159,6 @@ fn resource_schema() -> Value {
     })
 }
 
-/// A decimal number, with or without a fraction.
 pub(super) const NUMBER: &str = r"([0-9]+\.?[0-9]*|\.[0-9]+)";
 /// One that is not 0.
 pub(super) const POSITIVE: &str = r"([0-9]*[1-9][0-9]*\.?[0-9]*|[0-9]*\.[0-9]*[1-9][0-9]*)";
@@ -170,7 +167,6 @@ const SMALL: &str = r"0*\.[0-9]*[1-9][0-9]*";
 /// The suffix of a quantity of bytes, or none.
 pub(super) const SUFFIX: &str = "([KMGTPE]iB?|[numkMGTPE]|[eE][+-]?[0-9]+)?";
 
-/// The whole text.
 pub(super) fn whole(pattern: &str) -> String {
     format!("^({pattern})$")
 }

@@ -8,7 +8,6 @@ use serde_json::Value;
 
 use crate::{Config, table};
 
-/// When a change of a key takes effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Takes {
     /// As soon as the file is read, for everybody.
@@ -36,17 +35,14 @@ impl Takes {
 pub struct Row {
     /// Dotted; `[]` stands for each entry of an array of tables.
     pub key: String,
-    /// What may be written, in Markdown.
     pub accepts: String,
     /// The default as TOML; `None` where there is none.
     pub default: Option<String>,
     pub required: bool,
     pub takes: Takes,
-    /// What it means, in Markdown.
     pub doc: String,
 }
 
-/// All keys, in the order of `config.toml`.
 pub fn rows() -> Vec<Row> {
     let mut found = Vec::new();
     table::rows::<Config>("", &mut found);
@@ -64,7 +60,6 @@ pub fn schema() -> Value {
 /// A key whose value differs between two configurations.
 #[derive(Clone, Debug)]
 pub struct Difference {
-    /// The key, as in the file.
     pub key: String,
     /// Its values as TOML; `None` where there is no such entry.
     pub before: Option<String>,

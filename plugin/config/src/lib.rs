@@ -94,7 +94,6 @@ table! {
     }
 }
 
-/// Where each key was set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Source {
     pub file: Option<PathBuf>,
@@ -120,7 +119,6 @@ impl Config {
 // === impl Source ===
 
 impl Source {
-    /// A [`Problem`] at the line where `key` was set.
     pub fn problem(&self, key: &str, message: String) -> Problem {
         Problem::new(key, self.line(key), &message)
     }

@@ -37,7 +37,6 @@ pub(super) fn parse(text: &str, file: Option<&Path>) -> (Config, Vec<Problem>) {
 
 /// What was found so far: where each key stands, and the faults.
 pub(super) struct Report {
-    /// Where lines end.
     ends: Vec<usize>,
     problems: Vec<Problem>,
     source: Source,
@@ -61,7 +60,6 @@ impl Report {
         self.problems.push(Problem::new(key, Some(self.line(offset)), message));
     }
 
-    /// Notes that a key is missing in its table.
     pub(super) fn missing(&mut self, key: &str, message: &str) {
         self.problems.push(self.source.problem(key, message.to_owned()));
     }
@@ -71,7 +69,6 @@ impl Report {
         self.source.lines.insert(key.to_owned(), self.line(offset));
     }
 
-    /// Notes every key of a table that is not declared.
     pub(super) fn unknown(&mut self, at: &str, table: &DeTable<'_>, known: &BTreeSet<&str>) {
         let mut unknown: Vec<(usize, &str)> = table
             .iter()
@@ -114,14 +111,12 @@ pub(super) const FORBIDDEN: &str = "permission denied: this user may not read th
 const KEY: usize = 160;
 const MESSAGE: usize = 1200;
 
-/// One thing wrong with the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// Dotted key; empty for a syntax error.
     pub key: String,
     /// Line in the file, from 1; `None` where the default is at fault.
     pub line: Option<usize>,
-    /// What is wrong and what to do.
     pub message: String,
 }
 

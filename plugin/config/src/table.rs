@@ -39,9 +39,7 @@ use crate::parse::Report;
 
 /// One key of a table; what it does goes through the field that has its value.
 pub struct Key<T> {
-    /// As in the file.
     pub(super) name: &'static str,
-    /// What it means, in Markdown.
     pub(super) doc: &'static str,
     takes: Takes,
     /// The problem with a table that lacks it; `None` where it may be left out.
@@ -104,7 +102,6 @@ pub(super) fn read<T: Table>(key: &str, table: &DeTable<'_>, to: &mut T, report:
     report.unknown(key, table, &declared.iter().map(|one| one.name).collect());
 }
 
-/// The values of a table, by dotted keys.
 pub(super) fn values<T: Table>(table: &T, key: &str, found: &mut Vec<Shown>) {
     T::keys().iter().for_each(|one| (one.values)(table, &join(key, one.name), found));
 }
@@ -147,7 +144,6 @@ pub(super) fn schema<T: Table>() -> Value {
     schema
 }
 
-/// The rows of the reference of a table.
 pub(super) fn rows<T: Table>(at: &str, found: &mut Vec<Row>) {
     for one in T::keys() {
         let (key, default) = (join(at, one.name), default(&one));

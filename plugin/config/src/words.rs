@@ -18,9 +18,7 @@ pub enum SoldByOthers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case")]
 pub enum NoExecute {
-    /// Its health keeps it from being sold.
     Unhealthy,
-    /// It is cordoned.
     Cordoned,
 }
 
@@ -38,9 +36,7 @@ pub enum Inject {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case")]
 pub enum GpuNames {
-    /// By UUID.
     Uuid,
-    /// By NVML's index.
     Index,
 }
 
@@ -66,21 +62,17 @@ pub enum DeviceListStrategy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case")]
 pub enum TmpfsPolicy {
-    /// Do not start.
     Require,
     /// Start, warn and say so in `tessera status`.
     Prefer,
-    /// Use the directory as it is.
     Off,
 }
 
-/// Whether events are sent to the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Events {
     /// Where the pod has a service account's token.
     Auto,
-    /// Never.
     Off,
 }
 
@@ -96,13 +88,10 @@ pub enum ApiAuthorisation {
     Kubernetes,
 }
 
-/// Line format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case")]
 pub enum LogFormat {
-    /// For people.
     Text,
-    /// One JSON object per line.
     Json,
 }
 
@@ -113,7 +102,6 @@ impl DeviceListStrategy {
     }
 }
 
-/// What an XID means for the GPU that reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum XidAction {

@@ -25,10 +25,8 @@ use tracing::warn;
 
 use crate::{names, sleep};
 
-/// What enforces a share's limits.
 const ENGINE: &str = "shim";
 
-/// What claims say of their devices.
 pub type Statuses = BTreeMap<ClaimRef, Vec<AllocatedDeviceStatus>>;
 
 /// The status of all claims' devices, by claim. `sick`: why a GPU is not sold, by UUID.
@@ -147,7 +145,6 @@ pub struct Reporter {
     agent: Arc<Agent>,
 }
 
-/// What was written, and how that goes.
 #[derive(Debug, Default)]
 struct Written {
     /// As wanted at its last write, the server's answer apart.
@@ -162,7 +159,6 @@ impl Reporter {
         Reporter { api, agent }
     }
 
-    /// Writes until it is dropped.
     pub async fn run(self) {
         let (mut wanted, mut written) = (Statuses::new(), Written::default());
         let mut events = self.agent.advertised.events();
@@ -192,7 +188,6 @@ impl Reporter {
         }
     }
 
-    /// Writes what is due; how long to wait for the rest.
     async fn write(&self, wanted: &Statuses, written: &mut Written) -> Option<Duration> {
         for (claim, devices) in wanted {
             if written.claims.get(claim) == Some(devices) {

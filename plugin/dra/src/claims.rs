@@ -26,18 +26,13 @@ use crate::names;
 
 /// Thousandths of a GPU in one unit of the capacity `cores`.
 const MILLIS: u64 = 10;
-/// All of a GPU's time.
 const WHOLE: u64 = 1000;
-/// Most bytes of a malformed value that an error quotes.
 const LONGEST: usize = 64;
 
-/// What is known of the node.
 #[derive(Clone, Copy, Debug)]
 pub struct Node<'a> {
-    /// The name of its pool.
     pub pool: &'a str,
     pub catalogue: &'a Catalogue,
-    /// Live records of claims.
     pub records: &'a [Arc<Record>],
     /// DRA is turned on; where it is not, nothing more is prepared.
     pub is_on: bool,
@@ -263,7 +258,6 @@ pub fn allocated(claim: &ResourceClaim) -> Option<&DeviceAllocationResult> {
     claim.status.as_ref()?.allocation.as_ref()?.devices.as_ref()
 }
 
-/// The pods that may use a claim now.
 pub fn reserved_for(claim: &ResourceClaim) -> &[Consumer] {
     let reserved = claim.status.as_ref().and_then(|status| status.reserved_for.as_deref());
     reserved.unwrap_or_default()
@@ -293,7 +287,6 @@ fn asked(claim: &ResourceClaim, request: &str) -> Option<(String, BTreeMap<Strin
     Some((class.clone(), capacity.map(written).collect()))
 }
 
-/// The UID of the claim that a record is of.
 pub fn uid(record: &Record) -> Option<&str> {
     record.origin.claim().map(|claim| claim.uid.as_str())
 }
@@ -306,9 +299,7 @@ const LONGEST_PARAMETERS: usize = 160;
 /// What parameters say of a request's share of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Said {
-    /// Those of its DeviceClass.
     class: Option<Compute>,
-    /// Those of the claim.
     claim: Option<Compute>,
 }
 
@@ -368,7 +359,6 @@ fn is_for(config: &DeviceAllocationConfiguration, request: &str) -> bool {
     named.is_empty() || named.iter().any(|name| name == request || name == base_request(request))
 }
 
-/// `gpu.tessera.dev/v1`, `ShareConfig`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct ShareConfig {

@@ -24,24 +24,20 @@ use tonic::{Request, Response, Status};
 
 use crate::names;
 
-/// Least time between two messages.
 const DEBOUNCE: Duration = Duration::from_millis(50);
 /// Bytes that a message is cut to. Kubelet shows 1024; what is cut says so in some more bytes.
 const LONGEST: usize = 960;
 
-/// The services of both versions.
 #[derive(Clone, Debug)]
 pub struct Health {
     agent: Arc<Agent>,
     pool: Arc<str>,
-    /// Between two messages without a change.
     heartbeat: Duration,
     /// Becomes true when streams are to end.
     stop: watch::Receiver<bool>,
 }
 
 impl Health {
-    /// Of the devices of `pool`, until `stop` is true.
     pub fn new(
         agent: Arc<Agent>,
         pool: &str,

@@ -31,9 +31,7 @@ pub mod names {
 
     /// The driver's name, in slices, claims and at registration.
     pub const DRIVER: &str = "gpu.tessera.dev";
-    /// `apiVersion` of opaque parameters.
     pub const PARAMETERS_VERSION: &str = "gpu.tessera.dev/v1";
-    /// `kind` of opaque parameters.
     pub const PARAMETERS_KIND: &str = "ShareConfig";
     /// The capacity in bytes.
     pub const MEMORY: &str = "memory";
@@ -62,7 +60,6 @@ pub mod names {
     }
 }
 
-/// Sleeps so long; for ever without a time.
 async fn sleep(pause: Option<std::time::Duration>) {
     match pause {
         Some(pause) => tokio::time::sleep(pause).await,

@@ -51,7 +51,6 @@ fn failed(claim: &ClaimRef, why: impl Display) -> String {
 /// A claim, and what is known or became of it; errors as kubelet shows them.
 type Of<T> = (ClaimRef, Result<T, String>);
 
-/// Prepares claims, and takes that back.
 #[derive(Clone, Debug)]
 pub struct Preparer {
     inner: Arc<Inner>,
@@ -185,7 +184,6 @@ impl Preparer {
     }
 }
 
-/// Runs `work` on a blocking thread.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Vec<Of<T>> + Send + 'static,
 ) -> Result<Vec<Of<T>>, Status> {
@@ -228,7 +226,6 @@ fn report(
     }
 }
 
-/// The pods that a claim is reserved for.
 fn pods(read: &Result<Option<ResourceClaim>, String>) -> Vec<String> {
     let claim = read.as_ref().ok().and_then(Option::as_ref);
     let consumers = claim.into_iter().flat_map(claims::reserved_for);
@@ -347,7 +344,6 @@ impl Inner {
         claims.into_iter().map(one).collect()
     }
 
-    /// Ends all that a claim holds.
     fn release(&self, uid: &str) -> Result<(), AllocateError> {
         let records = self.agent.claims();
         let of_it = records.iter().filter(|record| claims::uid(record) == Some(uid));
@@ -370,9 +366,7 @@ const LONGEST_UID: usize = 64;
 #[derive(Debug)]
 struct Asked {
     dir: PathBuf,
-    /// By UID.
     claims: Mutex<BTreeMap<String, ClaimRef>>,
-    /// How many there are.
     count: watch::Sender<usize>,
 }
 
@@ -384,17 +378,14 @@ impl Asked {
         Asked { dir: dir.to_owned(), claims: Mutex::new(claims), count }
     }
 
-    /// In the order of their UIDs.
     pub(super) fn all(&self) -> Vec<ClaimRef> {
         lock(&self.claims).values().cloned().collect()
     }
 
-    /// How many there are, now and after each change.
     pub(super) fn count(&self) -> watch::Receiver<usize> {
         self.count.subscribe()
     }
 
-    /// Kubelet has asked for it, and it holds nothing.
     pub(super) fn note(&self, claim: &ClaimRef) {
         let mut claims = lock(&self.claims);
         if claims.contains_key(&claim.uid) || claims.len() >= MOST {

@@ -35,11 +35,9 @@ use crate::prepare::{Preparer, Sweeping};
 
 pub use tessera_kubelet::sockets::SocketError;
 
-/// What to do where another instance listens.
 const TAKEN: &str = "another instance of the DRA driver; end it first, or give each the UID of its pod (POD_UID), so that they \
                      can run side by side";
 
-/// Where and as what to serve.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The node's name, which is its pool's.
@@ -51,7 +49,6 @@ pub struct Settings {
     pub dir: PathBuf,
     /// The UID of the pod that the driver runs in: allows two instances side by side.
     pub pod_uid: Option<String>,
-    /// When shares of claims that are gone are released.
     pub sweeping: Sweeping,
     pub timing: Timing,
 }
@@ -62,7 +59,6 @@ pub struct Timing {
     pub heartbeat: Duration,
     /// How often it is seen to that the sockets are still there, and how long to wait after a failure.
     pub look: Duration,
-    /// How long open calls may take at the end.
     pub drain: Duration,
 }
 
@@ -120,7 +116,6 @@ struct Driver {
     standing: watch::Sender<Registration>,
 }
 
-/// Both sockets and their servers.
 struct Servers {
     registrar: Server,
     dra: Server,
@@ -209,7 +204,6 @@ impl Servers {
 
 /// What is served. Kubelet 1.36 asks for health in v1alpha1.
 const SERVICES: [&str; 3] = ["v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
-/// Most bytes of kubelet's reason that are kept.
 const LONGEST: usize = 1000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -266,7 +260,6 @@ impl Rpcs for Registrar {
     }
 }
 
-/// Where an instance of the driver listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Paths {
     registrar: PathBuf,

@@ -38,7 +38,6 @@ pub(super) struct Driver<P> {
     /// Of all resources; this one's is there.
     reports: watch::Sender<BTreeMap<String, Report>>,
     names: Names,
-    /// Kubelet's socket, as last seen.
     seen: Option<Identity>,
     server: Option<Server>,
     /// Grows with every socket; what is said about an earlier one is void.
@@ -84,7 +83,6 @@ impl<P: DevicePlugin> Driver<P> {
         Ok(driver)
     }
 
-    /// Keeps the plugin registered until `shutdown` is done.
     pub(super) async fn run(mut self, shutdown: impl Future<Output = ()> + Send) {
         let mut machine = Machine::new(self.options.timing.clone());
         // The first socket has been made in `new`.
@@ -272,7 +270,6 @@ impl<P: DevicePlugin> Driver<P> {
         self.change_report(|report| std::mem::replace(&mut report.phase, phase) != phase);
     }
 
-    /// Changes the report; `change` says whether it did.
     fn change_report(&self, change: impl FnOnce(&mut Report) -> bool) {
         let own = |reports: &mut BTreeMap<_, Report>| {
             reports.get_mut(&self.resource_name).is_some_and(change)
@@ -287,7 +284,6 @@ impl<P: DevicePlugin> Driver<P> {
         });
     }
 
-    /// Logs what happened to the current registration.
     fn tell(&mut self, event: &Event) {
         match event {
             Event::Accepted => {
@@ -357,7 +353,6 @@ async fn register(
     })?
 }
 
-/// Connects to a gRPC server's Unix socket.
 pub(super) async fn connect(path: &Path) -> Result<Channel, tonic::transport::Error> {
     Endpoint::from_shared(format!("unix://{}", path.display()))?.connect().await
 }

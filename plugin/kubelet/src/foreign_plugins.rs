@@ -35,12 +35,10 @@ pub struct Offer {
     pub holder: Option<String>,
 }
 
-/// How another plugin sells a GPU of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignSale {
     /// Under which name; the first of several.
     pub resource: String,
-    /// One device id, as an example.
     pub device_id: String,
     /// A pod that holds it, where no plugin offers it any more or kubelet does not tell.
     pub holder: Option<String>,
@@ -119,7 +117,6 @@ impl CurrentFindings {
     }
 }
 
-/// What an id means.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Meaning {
     /// These of our GPUs, by position in the list.
@@ -150,7 +147,6 @@ fn meaning(resource: &str, id: &str, ours: &[Gpu]) -> Meaning {
     Meaning::Unclear
 }
 
-/// By UUID or PCI address.
 fn names(gpu: &Gpu, id: &str) -> bool {
     if has_word(id, &gpu.uuid) {
         return true;

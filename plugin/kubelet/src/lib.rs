@@ -38,7 +38,6 @@ use tracing::{error, info};
 pub struct Device {
     /// Unique, at most 63 bytes.
     pub id: String,
-    /// Whether it may be handed out.
     pub healthy: bool,
     /// The NUMA node it is near, where known. As soon as one device has one, kubelet's topology
     /// manager takes the resource into account.
@@ -79,10 +78,8 @@ pub trait DevicePlugin: Send + Sync + 'static {
     -> impl Future<Output = Result<(), tonic::Status>> + Send;
 }
 
-/// Time limits and intervals of [`serve`].
 #[derive(Clone, Debug)]
 pub struct Timing {
-    /// How long device changes are gathered before they are sent.
     pub debounce: Duration,
     /// Longest Register call; kubelet dials back meanwhile, for up to 10 s.
     pub register_timeout: Duration,
@@ -90,11 +87,9 @@ pub struct Timing {
     pub live_timeout: Duration,
     /// First wait after a failure; doubles up to `max_backoff`.
     pub min_backoff: Duration,
-    /// Longest wait after a failure.
     pub max_backoff: Duration,
     /// How often sockets are looked at: kubelet's own, and ours.
     pub poll_interval: Duration,
-    /// How long open calls may take at the end.
     pub drain_timeout: Duration,
 }
 
@@ -128,9 +123,7 @@ pub enum Phase {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub phase: Phase,
-    /// When kubelet last accepted a Register.
     pub registered_at: Option<SystemTime>,
-    /// How often kubelet accepted a Register.
     pub registrations: u64,
     /// The latest failure to register; `None` after a success.
     pub last_error: Option<String>,
@@ -139,7 +132,6 @@ pub struct Report {
 /// The registration of each resource that is served, now and after every change.
 pub type Reports = watch::Receiver<BTreeMap<String, Report>>;
 
-/// Resources being served; see [`serve`].
 #[derive(Debug)]
 pub struct Serving {
     reports: Reports,

@@ -28,12 +28,10 @@ type Client = PodResourcesListerClient<Channel>;
 
 /// Shortest time between two List calls: each makes kubelet walk all its pods.
 const MIN_INTERVAL: Duration = Duration::from_millis(500);
-/// Longest wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest answer; a node of 500 pods with many devices stays below 1 MiB.
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 
-/// Why pod resources could not be asked.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum PodResourcesError {
     #[error(

@@ -24,18 +24,15 @@ pub(super) enum Event {
     Listening {
         kubelet: bool,
     },
-    /// No socket could be made.
     ListenFailed,
     /// `kubelet.sock` is there and is not the one seen before.
     KubeletAppeared,
     KubeletGone,
     /// Our socket is gone from the directory, and kubelet's is there.
     SocketLost,
-    /// Kubelet accepted Register.
     Accepted,
     /// Kubelet refused Register, could not be reached, or was too slow; in words.
     Refused(String),
-    /// Kubelet opened ListAndWatch.
     Opened,
     /// A ListAndWatch stream ended, and not by us.
     Closed,
@@ -51,11 +48,9 @@ pub(super) enum Action {
     /// End the server with all its streams, listen on a new socket, say `Listening` or
     /// `ListenFailed`. Whatever the old socket's calls say later is void.
     Listen,
-    /// Call Register, say `Accepted` or `Refused`.
     Register,
     /// Say `Timer` after this time; replaces an earlier one. A state that awaits none ignores it.
     Wake(Duration),
-    /// Tell how it stands.
     Report(Phase),
     /// Find out whether kubelet offers the resource, and say `NotOffered` if it does not.
     Verify,
@@ -63,11 +58,9 @@ pub(super) enum Action {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// About to listen.
     Starting,
     /// Listening; there is no kubelet.
     Waiting,
-    /// Register is under way.
     Registering,
     /// Registered; ListAndWatch has not been opened.
     Accepted,
@@ -89,7 +82,6 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// A machine that awaits its first `Listening`.
     pub(super) fn new(timing: Timing) -> Self {
         Self { state: State::Starting, timing, kubelet: false, streams: 0, failures: 0 }
     }

@@ -53,7 +53,6 @@ impl Socket {
         })
     }
 
-    /// Whether nothing has its name any more.
     pub fn is_gone(&self) -> bool {
         self.file.is_gone()
     }
@@ -77,7 +76,6 @@ pub fn remove_stale(dir: &Path, is_ours: impl Fn(&str) -> bool) -> Vec<String> {
     living
 }
 
-/// A service and its socket.
 #[derive(Debug)]
 pub struct Server {
     pub socket: Socket,

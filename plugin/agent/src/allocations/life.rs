@@ -351,7 +351,6 @@ impl Allocations {
         }
     }
 
-    /// Takes a committed change over into memory.
     pub(super) fn store(&self, change: &Change) {
         let mut records = self.records.lock();
         for id in &change.remove {

@@ -30,7 +30,6 @@ use super::{AllocateError, Allocations};
 use crate::Agent;
 use crate::lock_order::LEAF;
 
-/// Between two looks.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// What `status` says of a directory that is no more although it is mounted.

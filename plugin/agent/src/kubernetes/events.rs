@@ -36,7 +36,6 @@ pub struct Subject {
     pub gpu: String,
 }
 
-/// An event as the API server has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent {
     pub name: String,
@@ -70,7 +69,6 @@ impl Events {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Words {
     pub reason: &'static str,
-    /// `Warning`, or else `Normal`.
     pub warning: bool,
     pub message: String,
 }

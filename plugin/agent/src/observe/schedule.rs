@@ -118,14 +118,12 @@ impl LookSchedule {
         passed >= SLOW || figure.abs_diff(then) >= u128::from(MOVED)
     }
 
-    /// A look is over that did without the lists.
     pub fn polled(&mut self, now: Instant, figure: Figure) {
         (self.looked, self.figure) = (Some(now), figure);
         self.due = now + self.pause.min(self.watched);
         self.pause = (self.pause * 2).min(SLOW);
     }
 
-    /// A look with lists is over.
     pub fn looked(&mut self, now: Instant, figure: Figure, look: &Look) {
         (self.looked, self.figure) = (Some(now), figure);
         (self.listed, self.watched) = (Some((now, figure)), SLOW);

@@ -167,7 +167,6 @@ fn pod(part: &str) -> Option<String> {
     is_uid(&uid).then_some(uid)
 }
 
-/// A UUID, or a static pod's hash.
 fn is_uid(uid: &str) -> bool {
     let digits = uid.bytes().filter(|byte| *byte != b'-');
     uid.len() <= 36 && digits.clone().count() == 32 && digits.clone().all(|b| b.is_ascii_hexdigit())

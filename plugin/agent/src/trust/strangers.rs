@@ -18,7 +18,6 @@ const MPS: &str = "nvidia-cuda-mps";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stranger {
     pub pid: u32,
-    /// Its start time, clock ticks since boot.
     pub start: u64,
     /// What the driver says it uses; `None` where it does not tell.
     pub bytes: Option<u64>,

@@ -31,7 +31,6 @@ impl Default for Sweeping {
     }
 }
 
-/// What the driver keeps for a claim.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kept {
     Share(AllocationId),

@@ -25,44 +25,33 @@ use super::slices::{Node, Standing, cut};
 
 /// How long devices that the server refused, or kept unshared, are not sent again, unless others are wanted.
 const REFUSED_FOR: Duration = Duration::from_secs(600);
-/// How often slices are listed while no watch works.
 const WITHOUT_WATCH: Duration = Duration::from_secs(60);
-/// Why nothing is published by an API server that cannot share devices.
 const CANNOT_SHARE: &str = "needs Kubernetes 1.36 (DRAConsumableCapacity): the API server dropped \
     allowMultipleAllocations or a requestPolicy, so the slice was removed again";
 
-/// What to do next.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Ask for the node's UID.
     NodeUid,
-    /// List the driver's slices.
     List,
-    /// Make a slice, which has no name.
     Create(Box<ResourceSlice>),
     /// Replace a slice, of the same name and resource version.
     Update(Box<ResourceSlice>),
-    /// Remove a slice, by name.
     Delete(String),
     /// Nothing until something changes, or for so long.
     Wait(Option<Duration>),
 }
 
-/// What the API server answered to a step.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// To [`Step::NodeUid`].
     NodeUid(String),
     /// To [`Step::List`], with the version from which a watch goes on.
     Listed(Vec<ResourceSlice>, String),
     /// To [`Step::Create`] and [`Step::Update`]: what it kept.
     Kept(Box<ResourceSlice>),
-    /// To [`Step::Delete`].
     Deleted,
 }
 
 impl Step {
-    /// Does it.
     pub async fn take(&self, api: &ResourceClient) -> Result<Answer, ApiError> {
         match self {
             Step::NodeUid => api.node_uid().await.map(Answer::NodeUid),
@@ -77,7 +66,6 @@ impl Step {
     }
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct Controller {
     name: String,
@@ -104,7 +92,6 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// For the pool of this node, of which nothing is known.
     pub fn new(node: &str) -> Self {
         Controller {
             name: node.to_owned(),
@@ -131,7 +118,6 @@ impl Controller {
         self.offer = Some(offer);
     }
 
-    /// The watch says that something happened.
     pub fn heard(&mut self, event: &SliceEvent, now: Instant) {
         match event {
             SliceEvent::Changed { name, resource_version } => {
@@ -189,7 +175,6 @@ impl Controller {
         write
     }
 
-    /// What came of a step.
     pub fn done(&mut self, step: &Step, answer: Result<Answer, ApiError>, now: Instant) {
         if matches!(step, Step::Create(_) | Step::Update(_) | Step::Delete(_)) {
             self.pace.wrote(now);
@@ -304,7 +289,6 @@ impl Controller {
         (now < until && *refused == self.wanted()).then(|| (until, why.clone()))
     }
 
-    /// The devices that are to be published.
     fn wanted(&self) -> &[Device] {
         self.offer.as_ref().map_or(&[], |offer| &offer.devices)
     }
@@ -336,39 +320,28 @@ fn devices(slice: &ResourceSlice) -> impl Iterator<Item = &Device> {
     slice.spec.devices.iter().flatten()
 }
 
-/// Whether the API server has what it should.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoStaticStr)]
 #[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum State {
     /// Nothing is known of the API server yet.
     #[default]
     Starting,
-    /// Writes are due.
     Writing,
-    /// It has what it should.
     Published,
     /// It does not answer, or refuses; [`Status::error`] says why.
     Failing,
 }
 
-/// How the publication stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Whether the API server has what it should.
     pub state: State,
-    /// Devices that should be published.
     pub devices: usize,
-    /// Slices that they take.
     pub slices: usize,
-    /// The pool's generation.
     pub generation: i64,
-    /// Writes since the start.
     pub writes: u64,
     /// How often another removed slices, kubelet at its start for instance.
     pub wipes: u64,
-    /// GPUs that are not published, and why.
     pub problems: Vec<String>,
-    /// What the API server said to the last request, if it refused.
     pub error: Option<String>,
 }
 
@@ -415,12 +388,10 @@ struct Pace {
 }
 
 impl Pace {
-    /// How long to wait before anything is asked of the API server.
     fn before_asking(&self, now: Instant) -> Option<Duration> {
         left(self.asks_at, now)
     }
 
-    /// How long to wait before slices are written.
     fn before_writing(&self, now: Instant) -> Option<Duration> {
         let rate = match (self.spent >= BURST, self.refilled) {
             (true, Some(then)) => left(Some(then + REFILL), now),
@@ -429,7 +400,6 @@ impl Pace {
         rate.max(left(self.makes_at, now))
     }
 
-    /// A write was made.
     fn wrote(&mut self, now: Instant) {
         let since = *self.refilled.get_or_insert(now);
         let back = now.saturating_duration_since(since).as_millis() / REFILL.as_millis();
@@ -440,12 +410,10 @@ impl Pace {
         self.spent = self.spent.saturating_sub(back).min(BURST) + 1;
     }
 
-    /// The server answered.
     fn succeeded(&mut self) {
         (self.failures, self.asks_at) = (0, None);
     }
 
-    /// The server did not, or refused.
     fn failed(&mut self, error: &ApiError, now: Instant) {
         let doubled = SHORTEST.saturating_mul(1 << self.failures.min(10)).min(LONGEST);
         let is_early = self.failures < EARLY;

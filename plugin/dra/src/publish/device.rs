@@ -25,11 +25,8 @@ pub const WHOLE_CORES: u64 = 100;
 /// A capacity and what may be asked of it, in bytes or hundredths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// All that can be had.
     pub value: u64,
-    /// What a request gets that does not say.
     pub default: u64,
-    /// The least that a request gets.
     pub min: u64,
     /// Requests are rounded up to `min` and a multiple of this.
     pub step: u64,
@@ -57,13 +54,11 @@ impl Policy {
         Some(Policy { value, default, min, step })
     }
 
-    /// Time of a GPU.
     pub fn cores(gpu: &Published) -> Self {
         let default = u64::from(gpu.sold.default_share.cores_millis / 10).clamp(1, WHOLE_CORES);
         Policy { value: WHOLE_CORES, default, min: 1, step: 1 }
     }
 
-    /// As a slice says it.
     pub fn capacity(self) -> DeviceCapacity {
         let policy = if self.value < self.min + self.step {
             // A range must have room for one step.
@@ -102,7 +97,6 @@ fn quantity(units: u64) -> Quantity {
 
 // === Attributes ===
 
-/// Longest string that an attribute may have, in bytes.
 const LONGEST_STRING: usize = 64;
 /// What holds a share to its limits: pages and shim for memory, leases for time.
 const ENGINE: &str = "shim";
@@ -179,7 +173,6 @@ fn profile(gpu: &Gpu) -> Option<&str> {
     Some(gpu.name.split_once(" MIG ")?.1.trim()).filter(|profile| !profile.is_empty())
 }
 
-/// NVIDIA's brand, by the product's name.
 fn brand(name: &str) -> &'static str {
     let brands = ["Tesla", "GeForce", "Quadro", "TITAN", "GRID"];
     let has = |brand: &&&str| name.split([' ', '-']).any(|word| word.eq_ignore_ascii_case(brand));
@@ -220,15 +213,11 @@ fn pci_bus_id(address: &str) -> Option<String> {
 
 // === Taints ===
 
-/// A GPU that its health keeps from being sold.
 pub const UNHEALTHY: &str = "gpu.tessera.dev/unhealthy";
-/// A GPU that an operator has cordoned.
 pub const CORDONED: &str = "gpu.tessera.dev/cordoned";
-/// No new claims.
 pub const NO_SCHEDULE: &str = "NoSchedule";
 /// No new claims, and pods that have claimed it are evicted.
 pub const NO_EXECUTE: &str = "NoExecute";
-/// Longest value of a taint, in bytes.
 const LONGEST_VALUE: usize = 63;
 
 /// The taints of a GPU. When they were added is not said yet; see [`Since`].
@@ -251,7 +240,6 @@ pub fn taints(gpu: &Published, config: &Config) -> Vec<DeviceTaint> {
     sick.into_iter().chain(cordon).map(taint).collect()
 }
 
-/// Words as a label's value can say them.
 fn label_value(text: &str) -> String {
     let mut value = String::new();
     for c in text.chars() {

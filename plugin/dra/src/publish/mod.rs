@@ -42,7 +42,6 @@ use tracing::{debug, info, warn};
 
 use crate::sleep;
 
-/// Where Linux lists PCI devices.
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 /// How long to wait before a watch is begun again that has ended: a server may end each at once.
 const WATCH_AGAIN: Duration = Duration::from_secs(5);
@@ -78,7 +77,6 @@ struct Known {
 }
 
 impl Publisher {
-    /// Of the node with this name.
     pub fn new(
         api: ResourceClient,
         (agent, discovery): (Arc<Agent>, Arc<dyn Discovery>),
@@ -96,7 +94,6 @@ impl Publisher {
         }
     }
 
-    /// How it stands, at any time.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.subscribe()
     }
@@ -203,7 +200,6 @@ fn now() -> Timestamp {
     Timestamp::from_millisecond(unix_ms()).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-/// The next event; `None` at the end.
 async fn next(told: &mut Option<Told>) -> Option<SliceEvent> {
     match told {
         Some(told) => told.next().await,

@@ -68,12 +68,10 @@ impl Published {
     }
 }
 
-/// What there is to publish.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Offer {
     /// One device per GPU, for any number of claims.
     pub devices: Vec<Device>,
-    /// GPUs that cannot be published, and why.
     pub problems: Vec<String>,
 }
 

@@ -18,7 +18,6 @@ pub const MOST: usize = 64;
 /// Longest name from which the API server makes another, less a dash.
 const LONGEST: usize = 57;
 
-/// The node that the slices are of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Its name, which is the pool's too.
@@ -94,12 +93,10 @@ pub(super) struct Standing<'a> {
     /// As many as are desired.
     places: Vec<Option<&'a ResourceSlice>>,
     obsolete: Vec<&'a str>,
-    /// The highest generation of what is at a place.
     generation: i64,
 }
 
 impl<'a> Standing<'a> {
-    /// Of `observed` for `count` desired slices.
     pub(super) fn of(
         observed: impl IntoIterator<Item = &'a ResourceSlice>,
         node: &Node,
@@ -143,7 +140,6 @@ impl<'a> Standing<'a> {
         }
     }
 
-    /// The next write; none where all is as it should be.
     pub(super) fn write(
         &self,
         node: &Node,
