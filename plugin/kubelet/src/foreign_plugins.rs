@@ -237,23 +237,6 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_names_resource_device_and_holder() {
-        let sold = judged(&[
-            offer("nvidia.com/gpu", &["GPU-b"], Some("ml/train")),
-            offer("nvidia.com/gpu.shared", &["GPU-b::0", "GPU-b::1"], None),
-        ]);
-        assert_eq!(
-            sold["GPU-b"].to_string(),
-            "another device plugin sells it as nvidia.com/gpu.shared (device GPU-b::0)"
-        );
-        let held = judged(&[offer("nvidia.com/gpu", &["GPU-b"], Some("ml/train"))]);
-        assert_eq!(
-            held["GPU-b"].to_string(),
-            "pod ml/train holds it as nvidia.com/gpu (device GPU-b)"
-        );
-    }
-
-    #[test]
     fn an_id_that_tells_nothing_concerns_every_gpu() {
         let found = judged(&[offer("nvidia.com/gpu", &["slot-7"], None)]);
         assert_eq!(found.len(), 2);

@@ -226,17 +226,6 @@ mod tests {
     }
 
     #[test]
-    fn without_kubelet_it_waits_and_registers_when_one_appears() {
-        let mut machine = new();
-        assert_eq!(
-            machine.on(Event::Listening { kubelet: false }),
-            [Action::Report(Phase::Waiting)]
-        );
-        assert!(machine.on(Event::KubeletAppeared).contains(&Action::Listen));
-        assert!(machine.on(LISTENING).contains(&Action::Register));
-    }
-
-    #[test]
     fn a_new_kubelet_gets_a_new_socket_in_every_state() {
         let states: [fn() -> Machine; 4] = [
             live,

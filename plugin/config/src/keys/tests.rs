@@ -84,19 +84,6 @@ fn the_commented_file_is_what_the_code_says() {
     follows("config.toml", &commented());
 }
 
-#[test]
-fn a_links_words_stay_where_they_are_not_its_targets_name() {
-    assert_eq!(plain("See [dra.md](dra.md#x)."), "See docs/dra.md.");
-    assert_eq!(
-        plain("[deploy/README.md](../deploy/README.md#y) has it"),
-        "deploy/README.md has it"
-    );
-    assert_eq!(
-        plain("[Observed overhead](internals/plugin.md#z) covers it"),
-        "Observed overhead (docs/internals/plugin.md) covers it"
-    );
-}
-
 thread_local! {
     static COMPILED: RefCell<HashMap<String, Regex>> = RefCell::default();
 }

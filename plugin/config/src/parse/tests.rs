@@ -191,15 +191,6 @@ fn messages_name_file_line_and_key() {
 }
 
 #[test]
-fn syntax_errors_have_a_line() {
-    let found = problems("[share]\nreplicas = \n");
-    assert_eq!(found[0].line, Some(2), "{found:?}");
-    assert_eq!(found[0].key, "");
-    // A key given twice.
-    assert_eq!(problems("[log]\nfilter = \"a\"\nfilter = \"b\"\n")[0].line, Some(3));
-}
-
-#[test]
 fn quotas_that_can_never_work_are_refused() {
     let place = |key: &str, line| vec![(key.to_owned(), Some(line))];
     // Smaller than one context.

@@ -377,12 +377,6 @@ proptest! {
 }
 
 #[test]
-fn a_device_is_its_gpus_uuid_in_lower_case() {
-    let uuid = "GPU-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28";
-    assert_eq!(names::device(uuid), "gpu-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28");
-}
-
-#[test]
 fn what_looks_alike_as_a_label_stays_apart() {
     assert_ne!(names::device("GPU_a"), names::device("GPU-a"));
     assert_ne!(names::device("GPU-a-"), names::device("GPU-a"));

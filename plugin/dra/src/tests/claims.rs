@@ -7,46 +7,13 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tessera_cluster::fixtures::Temper;
 use tessera_cluster::k8s_openapi::api::resource::v1::DeviceRequestAllocationResult as DeviceResult;
-use tessera_fake_kubelet::dra::ClaimName;
+use tessera_fake_kubelet::dra::{ClaimName, PreparedDevice};
 
 use super::support::{Node, bounded, cordon, fall_ill, named, recover};
 use crate::fixtures::{GET_CLAIM, claim, compute, configured, fails, forbids, parameters, share};
 use crate::prepare::Sweeping;
 
 const GIB: u64 = 1 << 30;
-
-#[tokio::test]
-async fn a_claim_gets_its_shares_and_containers_their_devices() {
-    let (node, _plugin) = Node::served().await;
-    let results = vec![
-        share("chat", "gpu-a", "s1", "6Gi", "30"),
-        share("draft/small", "gpu-a", "s2", "2Gi", "10"),
-        share("chat", "gpu-b", "s3", "6Gi", "30"),
-    ];
-    let pair = claim("pair", "u1", results);
-    node.cluster.put(&[&pair]);
-    let devices = node.run("pod", &[&pair]).await.remove(0);
-    let of: Vec<_> = devices
-        .iter()
-        .map(|d| {
-            (d.request_names[0].as_str(), d.device_name.as_str(), d.share_id.as_deref().unwrap())
-        })
-        .collect();
-    // Requests as pods name them.
-    assert_eq!(of, [("chat", "gpu-a", "s1"), ("draft", "gpu-a", "s2"), ("chat", "gpu-b", "s3")]);
-    assert!(devices.iter().all(|device| device.pool_name == "node"));
-    // Each share is a tenant with a CDI device of its own, named once.
-    let cdi: Vec<usize> = devices.iter().map(|device| device.cdi_device_ids.len()).collect();
-    assert_eq!(cdi, [3, 2, 0], "the share, and its GPUs");
-    assert_ne!(devices[0].cdi_device_ids, devices[1].cdi_device_ids);
-    let recorded = [
-        ("pair".into(), "chat".into(), 12 * GIB, 600),
-        ("pair".into(), "draft/small".into(), 2 * GIB, 100),
-    ];
-    assert_eq!(node.recorded(), recorded);
-    node.end("pod").await;
-    assert!(node.agent.claims().is_empty() && node.pages().is_empty());
-}
 
 #[tokio::test]
 async fn one_bad_claim_of_a_batch_is_the_only_one_that_fails() {
@@ -247,15 +214,25 @@ async fn a_claim_has_pages_a_cdi_file_and_a_record_from_prepare_to_unprepare() {
     let (node, plugin) = Node::served().await;
     let results = vec![
         share("chat", "gpu-a", "s1", "6Gi", "30"),
-        share("draft", "gpu-a", "s2", "2560Mi", "10"),
+        share("draft/small", "gpu-a", "s2", "2560Mi", "10"),
+        share("chat", "gpu-b", "s3", "6Gi", "30"),
     ];
     let pair = claim("pair", "u1", results);
     node.cluster.put(&[&pair]);
     let devices = node.run("pod", &[&pair]).await.remove(0);
+    let of = |d: &PreparedDevice| (d.request_names[0].clone(), d.cdi_device_ids.len());
+    // Requests as pods name them; each share, named once, and its GPUs.
+    let want = [("chat", 3), ("draft", 2), ("chat", 0)];
+    let want = want.map(|(request, ids)| (request.to_owned(), ids));
+    assert_eq!(devices.iter().map(of).collect::<Vec<_>>(), want);
+    let recorded = [
+        ("pair".into(), "chat".into(), 12 * GIB, 600),
+        ("pair".into(), "draft/small".into(), 5 * GIB / 2, 100),
+    ];
+    assert_eq!(node.recorded(), recorded);
     let records = node.agent.claims();
-    assert_eq!(records.len(), 2);
     for (device, request, bytes, cores) in
-        [(&devices[0], "chat", 6 * GIB, 300), (&devices[1], "draft", 5 * GIB / 2, 100)]
+        [(&devices[0], "chat", 6 * GIB, 300), (&devices[1], "draft/small", 5 * GIB / 2, 100)]
     {
         let record = records
             .iter()
@@ -265,7 +242,7 @@ async fn a_claim_has_pages_a_cdi_file_and_a_record_from_prepare_to_unprepare() {
         assert_eq!(record.grants[0].cores_millis, cores);
         // The share's own name first: kubelet shows it in the pod's status.
         let share = format!("tessera.dev/share={}", record.id);
-        assert_eq!(device.cdi_device_ids, [share, "nvidia.com/gpu=GPU-a".to_owned()]);
+        assert_eq!(device.cdi_device_ids[..2], [share, "nvidia.com/gpu=GPU-a".to_owned()]);
         let spec = node.files("cdi").into_iter().find(|path| {
             path.file_name().is_some_and(|name| name.to_string_lossy().contains(record.id.as_str()))
         });
