@@ -37,25 +37,6 @@ fn nothing_is_oversold(node: &Node) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_front_end_sells_gpus_of_its_own() {
-    let node = Node::start_with(ONLY_1).await;
-    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
-    assert_eq!(node.devices().into_keys().collect::<Vec<_>>(), [node.device(1)]);
-    for name in ["a", "b", "c", "d"] {
-        bounded(node.kubelet.run(&pod(name))).await.unwrap();
-    }
-    let all = one("all", &node.device(1), "7Gi", "100");
-    node.prepare(&all).await.unwrap();
-    assert!(bounded(node.kubelet.run(&pod("e"))).await.is_err(), "a fifth of four");
-    let error = node.refusal(&one("other", &node.device(0), "1Gi", "10")).await;
-    assert!(error.contains("dra.gpus"), "{error}");
-    nothing_is_oversold(&node);
-    let sold = limits(&node);
-    assert_eq!(sold[1], 7 * GIB);
-    assert!(sold[0] > 7 * GIB, "{sold:?}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gpu_moves_over_when_its_last_pod_has_ended_and_is_never_sold_twice() {
     let node = Node::start_with(ONLY_1).await;
     bounded(node.kubelet.wait_allocatable(GPU, 4)).await;

@@ -34,7 +34,7 @@ memory = "8764MiB"
 "#;
 
 /// In slices and claims.
-pub const DRIVER: &str = "gpu.tessera.dev";
+const DRIVER: &str = "gpu.tessera.dev";
 /// The node's name, and its pool's.
 pub const NODE: &str = "n1";
 /// What a tenant's context is charged.

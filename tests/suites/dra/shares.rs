@@ -1,4 +1,4 @@
-//! What a tenant sees of its claim, and that it gets no more; quotas, cordons and views of claims' shares.
+//! What a tenant sees of its claim, and that it gets no more; quotas and views of claims' shares.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tessera_harness::metrics::scrape_until;
 use tessera_harness::plugin::{bounded, until};
 use tessera_harness::{Conversation, GIB, MIB};
 
-use super::node::{CONTEXT, DRIVER, Node, Plugin, claim, one};
+use super::node::{CONTEXT, Node, Plugin, claim, one};
 
 const OUT_OF_MEMORY: i64 = 2;
 
@@ -245,54 +245,4 @@ async fn status_and_explain_know_the_claim() {
     ] {
         assert!(why.contains(part), "{part} is not in:\n{why}");
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cordon_is_a_taint_and_a_refusal_until_it_is_lifted() {
-    let Some(node) = Node::with_containers().await else { return };
-    let device = node.device(0);
-    let before = node.prepare(&one("before", &device, "1Gi", "10")).await.unwrap();
-    node.must(&["cordon", "0", "--reason", "to be replaced"]);
-    let taint = || node.devices()[&device]["taints"].get(0).cloned();
-    let said = until(taint).await;
-    assert_eq!(said["key"], format!("{DRIVER}/cordoned"));
-    assert_eq!(said["effect"], "NoSchedule");
-    // The operator's words are not for everybody who reads slices.
-    assert!(!said.to_string().contains("replaced"), "{said}");
-    assert!(node.devices()[&node.device(1)].get("taints").is_none());
-    let late = one("late", &device, "1Gi", "10");
-    let text = node.refusal(&late).await;
-    assert!(text.contains("cordon") && text.contains("late"), "{text}");
-    // What runs there goes on; another pod of its claim too.
-    let mut tenant = node.tenant(&before);
-    tenant.must("retain 0");
-    tenant.must(&format!("alloc {}", 512 * MIB));
-    node.must(&["uncordon", "0"]);
-    until(|| taint().is_none().then_some(())).await;
-    node.prepare(&late).await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_that_is_unprepared_leaves_nothing() {
-    let Some(node) = Node::with_containers().await else { return };
-    let chat = one("chat", &node.device(0), "7Gi", "100");
-    for _ in 0..3 {
-        let container = node.prepare(&chat).await.unwrap();
-        assert_eq!(node.delivered(), [1, 1]);
-        let mut tenant = node.tenant(&container);
-        tenant.must("retain 0");
-        tenant.must(&format!("alloc {GIB}"));
-        tenant.kill();
-        // The claim's object may be gone by then.
-        node.api.with(|store| store.remove_claim("team", "chat"));
-        node.unprepare(&chat).await;
-        assert_eq!(node.delivered(), [0, 0]);
-        let status = node.status();
-        assert_eq!(status["allocations"], json!([]));
-        assert_eq!(status["gpus"][0]["memory_limits_bytes"], 0);
-    }
-    // Again, and of a claim that nobody knows.
-    let both = [chat.name(), one("unknown", "d", "1Gi", "1").name()];
-    let gone = bounded(node.dra.call_unprepare(&both)).await.unwrap();
-    assert!(gone.values().all(String::is_empty), "{gone:?}");
 }
