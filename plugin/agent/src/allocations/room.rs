@@ -455,20 +455,4 @@ mod tests {
             ("u".into(), "uu".into())
         );
     }
-
-    #[test]
-    fn a_retired_resource_is_served_while_it_has_records_and_lists_only_what_is_held() {
-        let mut records: BTreeMap<_, _> = [record("x.dev/old", &["GPU-a::1"], 20 * GIB)].into();
-        let all = advertise(&catalogue(EQUAL), 0, &records);
-        assert_eq!(
-            all["x.dev/old"],
-            [Device { id: "GPU-a::1".into(), healthy: false, numa_node: None }]
-        );
-        // Parked: its container may start again, nobody else may have it.
-        records.values_mut().for_each(|record| Arc::make_mut(record).state = State::Parked);
-        let all = advertise(&catalogue(EQUAL), 0, &records);
-        assert_eq!(all["x.dev/old"], []);
-        assert_eq!(health(&all, "x.dev/r"), "HHHH");
-        assert!(!advertise(&catalogue(EQUAL), 0, &BTreeMap::new()).contains_key("x.dev/old"));
-    }
 }

@@ -47,19 +47,6 @@ fn what_differs_is_described_key_by_key() {
     );
 }
 
-#[test]
-fn what_takes_a_restart_stays_as_it_was() {
-    let running = Config::default();
-    let mut config = Config::parse(
-        "[share]\nreplicas = 2\n[paths]\npages = \"/elsewhere\"\n[pages]\nsize = \"1Gi\"\n\
-         [log]\nformat = \"json\"\n",
-    )
-    .unwrap();
-    keep(&mut config, &running);
-    let left: Vec<String> = differences(&running, &config).into_iter().map(|d| d.key).collect();
-    assert_eq!(left, ["share.replicas"]);
-}
-
 /// A file of the repository that follows from the declarations: `TESSERA_REGENERATE=1` writes it.
 fn follows(name: &str, text: &str) {
     let file = format!("{}/../../{name}", env!("CARGO_MANIFEST_DIR"));

@@ -192,26 +192,6 @@ async fn a_container_that_starts_again_finds_its_pages_whatever_happened_to_them
 }
 
 #[tokio::test]
-async fn a_plugin_restart_leaves_running_pods_alone_and_mends_pages_before_it_registers() {
-    let mut node = TestNode::start().await;
-    let kept = node.start_pod("kept", 1).await;
-    let lost = node.start_pod("lost", 1).await;
-    let tenant = Tenant::hold(&kept.pages, 2 * GIB);
-    node.stop_plugin().await;
-    std::fs::remove_dir_all(&lost.pages).unwrap();
-    std::fs::create_dir(&lost.pages).unwrap();
-    node.start_plugin().await;
-
-    assert_eq!(limit(&lost.pages), 8 * GIB);
-    let allocation = node.allocation(&kept.ids).await.unwrap();
-    assert_eq!(allocation.gpus[0].memory_charged_bytes, 2 * GIB);
-    assert_eq!(allocation.generation, 1, "no new generation");
-    drop(tenant);
-    // Both replicas are still theirs.
-    assert_eq!(node.status().await.gpus[0].memory_limits_bytes, 16 * GIB);
-}
-
-#[tokio::test]
 async fn a_generation_that_was_recorded_and_not_begun_begins_at_the_next_start() {
     let mut node = TestNode::start().await;
     let pages = node.start_pod("a", 1).await.pages;
@@ -231,19 +211,6 @@ async fn a_generation_that_was_recorded_and_not_begun_begins_at_the_next_start()
     let inode =
         |file: &std::fs::File| std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap());
     assert_ne!(inode(&old), inode(&std::fs::File::open(pages.join(USAGE_FILE)).unwrap()));
-}
-
-#[tokio::test]
-async fn a_kubelet_restart_keeps_allocations_and_numbers() {
-    let node = TestNode::start().await;
-    let admitted = node.start_pod("a", 1).await;
-    let before = generation(&admitted.pages);
-    node.kubelet.restart().await.unwrap();
-    bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
-    assert_eq!(node.kubelet.admit(&pod("a", 1)).await.unwrap()[0].device_ids, admitted.ids);
-    assert_eq!(generation(&admitted.pages), before);
-    node.start_pod("b", 1).await;
-    assert_eq!(node.status().await.allocations.len(), 2);
 }
 
 #[tokio::test]

@@ -91,7 +91,10 @@ async fn a_process_outside_the_account_is_flagged_and_counts_against_the_quota()
     assert_eq!(node.status().await.allocations[0].unaccounted, 1);
     node.stop_plugin().await;
     let events = crate::trail(&node.ledger());
-    assert!(events.iter().any(|event| matches!(event.what, What::Bypassed { .. })));
+    let what = What::Bypassed { pid: std::process::id(), bytes: 700 * MIB };
+    let bypassed = events.iter().find(|event| event.what == what).unwrap();
+    let reason = bypassed.reason.as_ref().unwrap();
+    assert!(bypassed.id.is_some() && reason.contains("a static program"), "{reason}");
 }
 
 #[tokio::test]

@@ -104,22 +104,6 @@ async fn a_tenant_on_a_gpu_that_it_was_not_given_is_named() {
     node.warned(&pod).await;
 }
 
-#[tokio::test]
-async fn a_bypass_is_in_the_audit_trail_with_what_may_cause_it() {
-    let mut node = TestNode::start().await;
-    let pages = node.start_pod("a", 1).await.pages;
-    let Some(process) = container(&pages) else { return };
-    node.gpus.show(&[uses(process.pid(), 700 * MIB)]);
-    drop(Tenant::hold(&pages, MIB));
-    node.warned("outside its account").await;
-    let events = trail(&mut node).await;
-    let bypassed = events.iter().find(|e| matches!(e.what, What::Bypassed { .. })).unwrap();
-    let bytes = matches!(bypassed.what, What::Bypassed { bytes, pid } if bytes == 700 * MIB && pid == process.pid());
-    assert!(bytes && bypassed.id.is_some(), "{bypassed:?}");
-    let reason = bypassed.reason.as_ref().unwrap();
-    assert!(reason.contains("a static program"), "{reason}");
-}
-
 /// A tenant's process that holds far more than it says, one that is in no slot, one of nobody's, and a page
 /// that is ruined.
 #[tokio::test]
