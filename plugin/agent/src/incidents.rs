@@ -307,16 +307,6 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_counted_with_their_sizes() {
-        let events = last_events(&record(1), &[&seen(5), &seen(17)]);
-        let [event] = events.as_slice() else { panic!("{events:?}") };
-        assert_eq!((event.times, event.gpu.as_deref()), (12, Some("GPU-0")));
-        let (bytes, charged_bytes, limit_bytes) = (1 << 30, 9 << 30, 10 << 30);
-        assert_eq!(event.what, What::RefusedMemory { bytes, charged_bytes, limit_bytes });
-        assert_eq!(last_events(&record(1), &[&seen(17), &seen(17)]), []);
-    }
-
-    #[test]
     fn a_plugin_that_starts_reports_nothing_again_but_all_of_a_new_allocation() {
         assert_eq!(last_events(&record(1), &[&seen(5)]), []);
         // Not by the clock, which may have been set back since its Allocate.

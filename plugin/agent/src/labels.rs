@@ -428,28 +428,6 @@ mod tests {
     }
 
     #[test]
-    fn the_labels_follow_the_gpus_that_are_included() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut config = Config::default();
-        let path = dir.path().join("tessera");
-        config.labels.nfd_file = Some(path.clone());
-        let mut state = State::default();
-        let label = |name: &str| {
-            let text = std::fs::read_to_string(&path).unwrap();
-            let key = format!("tessera.dev/gpu.{name}=");
-            text.lines().find_map(|line| Some(line.strip_prefix(&key)?.to_owned()))
-        };
-        keep(&mut state, &config, &["GPU-a"]).unwrap();
-        assert_eq!(label("count").as_deref(), Some("1"));
-        // One more, of which the driver was not asked before.
-        keep(&mut state, &config, &["GPU-a", "GPU-b"]).unwrap();
-        assert_eq!(label("count").as_deref(), Some("2"));
-        assert_eq!(label("compute.major").as_deref(), Some("9"), "of both");
-        keep(&mut state, &config, &["GPU-b"]).unwrap();
-        assert_eq!(label("count").as_deref(), Some("1"));
-    }
-
-    #[test]
     fn the_file_follows_the_configuration_and_goes_at_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let (one, two) = (dir.path().join("one"), dir.path().join("two"));
@@ -460,15 +438,20 @@ mod tests {
             config.share.replicas = replicas;
             config
         };
-        let replicas = |path: &PathBuf| {
+        let label = |path: &PathBuf, name: &str| {
             let text = std::fs::read_to_string(path).unwrap();
-            text.lines()
-                .find_map(|line| Some(line.strip_prefix("tessera.dev/gpu.replicas=")?.to_owned()))
+            let key = format!("tessera.dev/gpu.{name}=");
+            text.lines().find_map(|line| Some(line.strip_prefix(&key)?.to_owned()))
         };
+        let replicas = |path: &PathBuf| label(path, "replicas");
         keep(&mut state, &with(None, 4), &["GPU-a"]).unwrap();
         assert!(!one.exists());
         keep(&mut state, &with(Some(&one), 4), &["GPU-a"]).unwrap();
         assert_eq!(replicas(&one).as_deref(), Some("4"));
+        // One more GPU, of which the driver was not asked before.
+        keep(&mut state, &with(Some(&one), 4), &["GPU-a", "GPU-b"]).unwrap();
+        assert_eq!(label(&one, "count").as_deref(), Some("2"));
+        assert_eq!(label(&one, "compute.major").as_deref(), Some("9"), "of both");
         // Another configuration, and somebody who removes it.
         keep(&mut state, &with(Some(&one), 7), &["GPU-a"]).unwrap();
         assert_eq!(replicas(&one).as_deref(), Some("7"));

@@ -179,18 +179,6 @@ fn each_mistake_says_what_is_wrong_and_what_to_do() {
 }
 
 #[test]
-fn messages_name_file_line_and_key() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("config.toml");
-    std::fs::write(&file, "\n\n[log]\nformat = \"xml\"\n").unwrap();
-    let error = Config::find(Some(&file)).unwrap_err();
-    let want = format!("{}:4: log.format: \"xml\" is none of \"text\", \"json\"", file.display());
-    assert_eq!(error.to_string(), want);
-    let missing = Config::find(Some(&dir.path().join("absent.toml"))).unwrap_err();
-    assert!(missing.to_string().contains("absent.toml: there is no such file"), "{missing}");
-}
-
-#[test]
 fn quotas_that_can_never_work_are_refused() {
     let place = |key: &str, line| vec![(key.to_owned(), Some(line))];
     // Smaller than one context.
