@@ -14,7 +14,7 @@ use tessera_harness::metrics::get;
 use tessera_harness::plugin::{bounded, until};
 use tessera_harness::{GIB, MIB, PATIENCE, Rng};
 use tessera_kubelet_api::dra::v1::NodePrepareResourcesResponse;
-use tessera_kubelet_api::pluginregistration::{InfoRequest, PluginInfo};
+use tessera_kubelet_api::pluginregistration::InfoRequest;
 
 use super::node::{CONTEXT, Claim, Node, one};
 
@@ -318,29 +318,6 @@ async fn a_mounted_directory_that_was_removed_on_the_node_is_named_with_what_to_
 }
 
 // === Connections ===
-
-#[tokio::test]
-async fn every_client_is_answered_whatever_authority_it_sends() {
-    let node = Node::start().await;
-    let registrar = node.dra.plugins()[0].clone();
-    let raw = registrar.display().to_string();
-    for authority in [raw.as_bytes(), b"localhost", b""] {
-        let mut client = bounded(Client::connect(&registrar, authority)).await;
-        let path = "/pluginregistration.Registration/GetInfo";
-        let answer: Answer<PluginInfo> = bounded(client.call(path, &InfoRequest {}, 16)).await;
-        let Answer::Ok(info) = answer else { panic!("{answer:?}") };
-        let versions = ["v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
-        assert_eq!(info.supported_versions, versions);
-        assert_eq!((info.r#type.as_str(), info.name.as_str()), ("DRAPlugin", "gpu.tessera.dev"));
-    }
-    // What nobody serves is refused, not reset.
-    let dra = node.dra.endpoint().unwrap();
-    let mut client = bounded(Client::connect(&dra, b"localhost")).await;
-    let path = "/k8s.io.kubelet.pkg.apis.dra.v9.DRAPlugin/NodePrepareResources";
-    let answer: Answer<NodePrepareResourcesResponse> =
-        bounded(client.call(path, &InfoRequest {}, 4096)).await;
-    assert!(matches!(&answer, Answer::Status(code, _) if code == "12"), "{answer:?}");
-}
 
 #[tokio::test]
 async fn a_connection_that_asks_nothing_stays_open() {
