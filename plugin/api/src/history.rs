@@ -15,7 +15,7 @@ use tessera_model::time_format;
 use tessera_store::{HISTORY_KEPT, Lines, Trail};
 use tessera_tenant::regions::Region;
 use tessera_view::advice::{Recommendations, Scope, Waste};
-use tessera_view::history::{Answer, Event, Query, TenantSeries};
+use tessera_view::history::{Answer, Event, Query};
 use tessera_view::node::Node;
 use tessera_web::SourceError;
 
@@ -148,10 +148,6 @@ impl Recorder {
     }
 }
 
-/// Lengths of the history's longer buckets, seconds.
-const MINUTES_S: u32 = 300;
-const HOUR_S: u32 = 3600;
-
 /// A question to the history, whose answer needs no events: advice is judged by figures alone.
 type Figures<'a> = dyn Fn(&Query) -> Result<Answer, SourceError> + 'a;
 
@@ -164,7 +160,7 @@ fn recommend(
 ) -> Result<Recommendations, SourceError> {
     let scope = &since(now, scope, settings);
     // A workload is judged by all its pods.
-    let history = fine_figures(figures, scope)?;
+    let history = figures(&window(scope))?;
     let observed = [Observed { node: now, history: &history }];
     let advice = tessera_advice::recommend(&observed, settings, scope);
     if advice.workloads.is_empty() && !scope.pod.is_empty() {
@@ -176,22 +172,6 @@ fn recommend(
         )));
     }
     Ok(advice)
-}
-
-/// Figures for advice. Many neighbours make the history answer in hours, in whose means the minutes vanish in
-/// which a pod used much. So those of one pod's namespace are asked for in minutes, too, and have these where
-/// they are still kept.
-fn fine_figures(figures: &Figures<'_>, scope: &Scope) -> Result<Answer, SourceError> {
-    let query = window(scope);
-    let all = figures(&query)?;
-    if scope.pod.is_empty() || all.step_seconds < HOUR_S {
-        return Ok(all);
-    }
-    // There may be too many for one answer.
-    Ok(match figures(&Query { step_seconds: MINUTES_S, ..query }) {
-        Ok(fine) => finest(all, fine),
-        Err(_) => all,
-    })
 }
 
 /// What is asked and not used.
@@ -215,34 +195,6 @@ fn since(now: &Node, scope: &Scope, settings: &Advice) -> Scope {
         since => since,
     };
     Scope { since_unix_ms, ..scope.clone() }
-}
-
-/// Hours as far as there is nothing finer, and minutes from then on.
-fn finest(mut hours: Answer, minutes: Answer) -> Answer {
-    let hour_ms = i64::from(HOUR_S) * 1000;
-    let begins =
-        minutes.tenants.iter().filter_map(|series| Some(series.points.first()?.at_unix_ms));
-    let Some(first) = begins.min() else { return hours };
-    // The first whole hour.
-    let from = (first.saturating_add(hour_ms - 1)).div_euclid(hour_ms).saturating_mul(hour_ms);
-    for series in &mut hours.tenants {
-        series.points.retain(|point| point.at_unix_ms < from);
-    }
-    for mut series in minutes.tenants {
-        series.points.retain(|point| point.at_unix_ms >= from);
-        let is_same = |one: &&mut TenantSeries| {
-            (&one.id, one.generation, &one.gpu_uuid)
-                == (&series.id, series.generation, &series.gpu_uuid)
-        };
-        match hours.tenants.iter_mut().find(is_same) {
-            Some(same) => same.points.append(&mut series.points),
-            None => hours.tenants.push(series),
-        }
-    }
-    if hours.tenants.iter().all(|one| one.points.iter().all(|point| point.at_unix_ms >= from)) {
-        hours.step_seconds = MINUTES_S;
-    }
-    hours
 }
 
 fn window(scope: &Scope) -> Query {
@@ -362,7 +314,7 @@ mod tests {
 
     use tessera_model::allocation_id::AllocationId;
     use tessera_model::audit::Event as Line;
-    use tessera_view::history::{GpuSeries, TenantPoint};
+    use tessera_view::history::{GpuSeries, TenantPoint, TenantSeries};
 
     use super::*;
 
@@ -414,36 +366,6 @@ mod tests {
         assert_eq!(windows, [91 * HOUR, 7]);
         // Its neighbours of the same workload are looked at, too.
         assert!(asked.iter().all(|query| query.subject.is_empty() && query.namespace == "team"));
-    }
-
-    #[test]
-    fn hours_give_way_to_minutes_where_these_are_kept_and_no_hour_is_lost() {
-        let series = |id: &str, points: &[(i64, f64)]| {
-            let point = |(at, got): &(i64, f64)| TenantPoint {
-                at_unix_ms: *at,
-                got_seconds: *got,
-                ..TenantPoint::default()
-            };
-            let points = points.iter().map(point).collect();
-            TenantSeries { id: id.into(), points, ..TenantSeries::default() }
-        };
-        let answer = |step_seconds, tenants| Answer { step_seconds, tenants, ..Answer::default() };
-        let minute = HOUR / 60;
-        let hours = answer(3600, vec![series("a", &[(0, 1.0), (HOUR, 2.0), (2 * HOUR, 3.0)])]);
-        // The first hour of minutes is not whole.
-        let late = [(HOUR + 30 * minute, 9.0), (2 * HOUR, 250.0), (2 * HOUR + 5 * minute, 0.0)];
-        let minutes = answer(300, vec![series("a", &late), series("b", &[(2 * HOUR, 7.0)])]);
-        let both = finest(hours.clone(), minutes);
-        let of = |nth: usize| {
-            let points = both.tenants[nth].points.iter();
-            points.map(|point| (point.at_unix_ms, point.got_seconds)).collect::<Vec<_>>()
-        };
-        let answered = [(0, 1.0), (HOUR, 2.0), (2 * HOUR, 250.0), (2 * HOUR + 5 * minute, 0.0)];
-        assert_eq!((of(0), of(1)), (answered.to_vec(), vec![(2 * HOUR, 7.0)]));
-        assert_eq!(both.step_seconds, 3600);
-        assert_eq!(finest(hours.clone(), answer(300, Vec::new())), hours);
-        let whole = answer(300, vec![series("a", &[(0, 1.0), (5 * minute, 4.0)])]);
-        assert_eq!(finest(hours, whole.clone()), whole);
     }
 
     #[test]
