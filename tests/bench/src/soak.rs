@@ -77,8 +77,7 @@ async fn load(node: &Node, address: SocketAddr) -> anyhow::Result<Sample> {
 
 pub(crate) async fn scrape(address: SocketAddr) -> anyhow::Result<String> {
     let mut stream = TcpStream::connect(address).await?;
-    let request = "GET /metrics HTTP/1.1\r\nHost: bench\r\nAccept: application/openmetrics-text\r\n\
-                   Connection: close\r\n\r\n";
+    let request = "GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n";
     stream.write_all(request.as_bytes()).await?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;

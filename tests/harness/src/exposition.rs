@@ -1,13 +1,6 @@
-//! A strict reader of both text formats: what it accepts, Prometheus accepts.
+//! A strict reader of Prometheus' text format, version 0.0.4: what it accepts, Prometheus accepts.
 
 use std::collections::{BTreeMap, BTreeSet};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    Open,
-    /// Prometheus' own, version 0.0.4.
-    Classic,
-}
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
@@ -19,9 +12,8 @@ pub struct Sample {
 /// A family as it is exposed: the name in `# TYPE`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExposedFamily {
-    /// `counter`, `gauge`, `histogram` or `info`.
+    /// `counter`, `gauge` or `histogram`.
     pub kind: String,
-    pub unit: String,
     /// What it says for people.
     pub help: String,
 }
@@ -35,15 +27,11 @@ pub struct Exposition {
 
 impl Exposition {
     /// Panics with what is wrong.
-    pub fn parse(text: &str, format: Format) -> Self {
+    pub fn parse(text: &str) -> Self {
         let mut out = Exposition::default();
-        let (mut family, mut seen, mut ended) = (String::new(), BTreeSet::new(), false);
+        let (mut family, mut seen) = (String::new(), BTreeSet::new());
         for line in text.lines() {
-            assert!(!ended, "after the end: {line}");
-            if line == "# EOF" {
-                assert_eq!(format, Format::Open);
-                ended = true;
-            } else if let Some(rest) = line.strip_prefix("# ") {
+            if let Some(rest) = line.strip_prefix("# ") {
                 let mut parts = rest.splitn(3, ' ');
                 let mut next = || parts.next().unwrap_or_else(|| panic!("{line}")).to_owned();
                 let (what, name, text) = (next(), next(), next());
@@ -57,10 +45,6 @@ impl Exposition {
                 match what.as_str() {
                     "HELP" => exposed.help = text,
                     "TYPE" => exposed.kind = text,
-                    "UNIT" => {
-                        assert!(format == Format::Open && family.ends_with(&format!("_{text}")));
-                        exposed.unit = text;
-                    }
                     _ => panic!("{line}"),
                 }
             } else {
@@ -68,11 +52,9 @@ impl Exposition {
                 let exposed = &out.families[&family];
                 let suffix = sample.name.strip_prefix(family.as_str());
                 let suffix = suffix.unwrap_or_else(|| panic!("{line} in {family}"));
-                let fits = match (exposed.kind.as_str(), format) {
-                    ("counter", Format::Open) => suffix == "_total",
-                    ("info", Format::Open) => suffix == "_info" && sample.value == 1.0,
-                    ("counter" | "gauge", _) => suffix.is_empty(),
-                    ("histogram", _) => ["_sum", "_count", "_bucket"].contains(&suffix),
+                let fits = match exposed.kind.as_str() {
+                    "counter" | "gauge" => suffix.is_empty(),
+                    "histogram" => ["_sum", "_count", "_bucket"].contains(&suffix),
                     _ => false,
                 };
                 assert!(fits, "{line} in a {} {family}", exposed.kind);
@@ -84,7 +66,6 @@ impl Exposition {
                 out.samples.push(sample);
             }
         }
-        assert_eq!(ended, format == Format::Open, "the end is marked");
         assert!(text.is_empty() || text.ends_with('\n'));
         out
     }

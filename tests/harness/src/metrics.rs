@@ -5,11 +5,8 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::exposition::{Exposition, Format};
+use crate::exposition::Exposition;
 use crate::plugin::{TestNode, bounded, until, until_async};
-
-/// The content type of OpenMetrics.
-pub const OPEN: &str = "application/openmetrics-text; version=1.0.0";
 
 /// Settings with metrics at a port of their own, beside those of the test.
 pub fn settings(rest: &str) -> String {
@@ -53,23 +50,20 @@ pub async fn say(address: SocketAddr, bytes: &[u8]) -> Option<Answer> {
 }
 
 /// One request on a connection of its own.
-pub async fn request(address: SocketAddr, method: &str, path: &str, accept: &str) -> Answer {
-    let request = format!(
-        "{method} {path} HTTP/1.1\r\nHost: node\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
-    );
+pub async fn request(address: SocketAddr, method: &str, path: &str) -> Answer {
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
     say(address, request.as_bytes()).await.expect("an answer")
 }
 
-/// GET, whatever the format.
 pub async fn get(address: SocketAddr, path: &str) -> Answer {
-    request(address, "GET", path, "*/*").await
+    request(address, "GET", path).await
 }
 
 /// The metrics now, once the last text has grown old.
 pub async fn scrape(address: SocketAddr) -> Exposition {
-    let answer = request(address, "GET", "/metrics", OPEN).await;
+    let answer = get(address, "/metrics").await;
     assert_eq!(answer.status, 200, "{}", answer.body);
-    Exposition::parse(&answer.body, Format::Open)
+    Exposition::parse(&answer.body)
 }
 
 /// Scrapes until there is something to find.

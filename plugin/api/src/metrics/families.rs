@@ -57,14 +57,10 @@ pub struct Family {
 }
 
 impl Family {
-    /// Its name without what its kind adds.
-    pub(super) fn subject(&self) -> String {
-        [self.base, self.unit].join(if self.unit.is_empty() { "" } else { "_" })
-    }
-
     /// As it is called in a query; a histogram's series have `_bucket`, `_sum` and `_count` behind that.
     pub fn name(&self) -> String {
-        self.subject() + self.kind.suffix()
+        let unit = if self.unit.is_empty() { "" } else { "_" };
+        [self.base, unit, self.unit, self.kind.suffix()].concat()
     }
 }
 
@@ -399,7 +395,7 @@ mod tests {
 
     use super::*;
 
-    /// The rules of Prometheus and OpenMetrics for names.
+    /// Prometheus' rules for names.
     #[test]
     fn names_are_conventional_and_unique() {
         let names: BTreeSet<String> = ALL.iter().map(Family::name).collect();

@@ -6,7 +6,7 @@
 //! - `running_totals`: counters that never decrease, computed from figures that may
 //!
 //! Here is the response to each request, and who may have how many long ones. The text is built on a thread that may block,
-//! by one at a time, and at most once a second for all clients, in OpenMetrics' format or Prometheus' older one.
+//! by one at a time, and at most once a second for all clients, in Prometheus' format, which every tool reads.
 
 pub mod families;
 mod running_totals;
@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::extract::State;
-use axum::http::header::{ACCEPT, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER};
+use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -120,20 +120,14 @@ async fn readyz(State(answers): State<Answers>) -> Response {
 async fn metrics(
     State(answers): State<Answers>,
     Extension(connection): Extension<Connection>,
-    headers: HeaderMap,
 ) -> Response {
     let Some(scrape) = answers.scrapes.begin(connection.client) else {
         let text = "too many scrapes at once, in all or of this address\n";
         return (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, "1")], text).into_response();
     };
-    let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok());
-    let format = Format::wanted(accept);
-    match answers.text.get(format).await {
+    match answers.text.get().await {
         // Held until the text has been read.
-        Ok(text) => {
-            let kind = [(CONTENT_TYPE, format.content_type())];
-            (kind, Extension(Arc::new(scrape)), text).into_response()
-        }
+        Ok(text) => ([(CONTENT_TYPE, TEXT)], Extension(Arc::new(scrape)), text).into_response(),
         Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
     }
 }
@@ -224,6 +218,8 @@ impl Liveness {
     }
 }
 
+/// Prometheus' text format.
+const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// For how long a text is reused.
 const FRESH: Duration = Duration::from_secs(1);
 /// How long it may take: Prometheus waits for 10 s.
@@ -241,8 +237,8 @@ struct TextCache {
     main: Handle,
     /// What was counted so far, held while a text is built, perhaps without a client that still waits.
     running_totals: Arc<tokio::sync::Mutex<RunningTotals>>,
-    /// In each format, and when it was made.
-    made: tokio::sync::Mutex<Option<(Instant, [Bytes; 2])>>,
+    /// The last text, and when it was made.
+    made: tokio::sync::Mutex<Option<(Instant, Bytes)>>,
 }
 
 impl TextCache {
@@ -254,16 +250,15 @@ impl TextCache {
     }
 
     /// The text, not older than a second.
-    pub async fn get(self: &Arc<Self>, format: Format) -> Result<Bytes, Late> {
+    pub async fn get(self: &Arc<Self>) -> Result<Bytes, Late> {
         let mut made = self.made.lock().await;
-        if let Some((at, texts)) = &*made
+        if let Some((at, text)) = &*made
             && at.elapsed() < FRESH
         {
-            return Ok(texts[format as usize].clone());
+            return Ok(text.clone());
         }
-        let texts = tokio::time::timeout(PATIENCE, self.make()).await.map_err(|_| Late)??;
-        let text = texts[format as usize].clone();
-        *made = Some((Instant::now(), texts));
+        let text = tokio::time::timeout(PATIENCE, self.make()).await.map_err(|_| Late)??;
+        *made = Some((Instant::now(), text.clone()));
         tokio::spawn(Arc::clone(self).forget());
         Ok(text)
     }
@@ -274,45 +269,15 @@ impl TextCache {
         self.made.lock().await.take_if(|(at, _)| at.elapsed() >= FRESH);
     }
 
-    async fn make(&self) -> Result<[Bytes; 2], Late> {
+    async fn make(&self) -> Result<Bytes, Late> {
         // Else each scrape would take one more of the few threads that kubelet's calls need too.
         let totals = Arc::clone(&self.running_totals).try_lock_owned();
         let (view, mut totals) = (Arc::clone(&self.view), totals.map_err(|_| Late)?);
         let making = self
             .main
-            .spawn_blocking(move || Snapshot::collect(&view, &mut totals).texts().map(Bytes::from));
+            .spawn_blocking(move || Bytes::from(Snapshot::collect(&view, &mut totals).text()));
         // It panicked, or the plugin ends.
         making.await.map_err(|_| Late)
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Format {
-    /// OpenMetrics 1.0.
-    Open,
-    /// Prometheus' 0.0.4, which every tool reads.
-    Classic,
-}
-
-impl Format {
-    /// What to call it in the answer.
-    pub fn content_type(self) -> &'static str {
-        match self {
-            Format::Open => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            Format::Classic => "text/plain; version=0.0.4; charset=utf-8",
-        }
-    }
-
-    /// OpenMetrics where an `Accept` header takes a version of it that is known, whatever else it takes.
-    pub fn wanted(accept: Option<&str>) -> Self {
-        let accept = accept.unwrap_or_default().to_ascii_lowercase();
-        let is_open = |range: &str| {
-            let range = range.trim_start();
-            let is_known = ["version=1.0.0", "version=0.0.1"].iter().any(|one| range.contains(one));
-            range.starts_with("application/openmetrics-text")
-                && (is_known || !range.contains("version="))
-        };
-        if accept.split(',').any(is_open) { Format::Open } else { Format::Classic }
     }
 }
 
@@ -370,25 +335,5 @@ mod tests {
             tokio::time::sleep(TURN).await;
             assert!(!liveness.check().await);
         });
-    }
-
-    #[test]
-    fn a_client_that_takes_openmetrics_gets_it() {
-        use Format::{Classic, Open};
-        let prometheus = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,\
-            application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;q=0.4,\
-            text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
-        for (accept, want) in [
-            (Some(prometheus), Open),
-            (Some("application/openmetrics-text"), Open),
-            (Some("Application/OpenMetrics-Text; version=1.0.0"), Open),
-            (Some("application/openmetrics-text; version=2.0.0"), Classic),
-            (Some("*/*"), Classic),
-            (Some("text/html, ;;=,q=1"), Classic),
-            (Some(""), Classic),
-            (None, Classic),
-        ] {
-            assert_eq!(Format::wanted(accept), want, "{accept:?}");
-        }
     }
 }

@@ -16,7 +16,6 @@ use tessera_tenant::regions::Region;
 use tessera_view::status::{self, Allocation, Configuration, Dra, Gpu, Holder, Status};
 use tessera_view::tenant::{Compute, Use};
 
-use super::Format;
 use super::families::{ALL, Family, MetricKind};
 use super::running_totals::{RunningTotals, Totals};
 use crate::admin::{StatusView, Survey};
@@ -130,20 +129,17 @@ impl Snapshot {
         Snapshot { view: Arc::clone(view), survey, totals, known, process }
     }
 
-    /// The text of every family that has series, in each [`Format`].
-    pub fn texts(&self) -> [String; 2] {
-        let read = |family: &'static Family| {
+    /// The text of every family that has series.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        for family in ALL {
             let mut samples = (family.read)(self);
             samples.retain(|sample| !matches!(sample.value, Value::Absent));
-            (!samples.is_empty()).then_some((family, samples))
-        };
-        let all: Vec<_> = ALL.iter().filter_map(read).collect();
-        let text = |format| {
-            let mut out = String::new();
-            all.iter().for_each(|(family, samples)| write(&mut out, format, family, samples));
-            out
-        };
-        [text(Format::Open) + "# EOF\n", text(Format::Classic)]
+            if !samples.is_empty() {
+                write(&mut out, family, &samples);
+            }
+        }
+        out
     }
 
     pub fn status(&self) -> &Status {
@@ -301,19 +297,15 @@ pub(super) fn replicas(gpu: &Gpu) -> Vec<Labelled<'_>> {
     each.collect()
 }
 
-/// In Prometheus' older format counters and infos are named with their suffix, and units are not marked.
-fn write(out: &mut String, format: Format, family: &Family, samples: &[Sample<'_>]) {
-    let (subject, name) = (family.subject(), family.name());
-    let (described, kind) = match (format, family.kind) {
-        (Format::Open, kind) => (&subject, kind.into_str()),
-        (Format::Classic, MetricKind::Info) => (&name, "gauge"),
-        (Format::Classic, kind) => (&name, kind.into_str()),
+fn write(out: &mut String, family: &Family, samples: &[Sample<'_>]) {
+    let name = family.name();
+    // Prometheus' format has no infos.
+    let kind = match family.kind {
+        MetricKind::Info => "gauge",
+        kind => kind.into_str(),
     };
     // Writing to a string does not fail.
-    let _ = writeln!(out, "# HELP {described} {}\n# TYPE {described} {kind}", family.help);
-    if format == Format::Open && !family.unit.is_empty() {
-        let _ = writeln!(out, "# UNIT {described} {}", family.unit);
-    }
+    let _ = writeln!(out, "# HELP {name} {}\n# TYPE {name} {kind}", family.help);
     for Sample { labels, value } in samples {
         debug_assert_eq!(family.labels.len(), labels.len(), "{name}");
         let labels: Vec<String> = family
@@ -499,34 +491,30 @@ mod tests {
             let status = view.status();
             status_agrees(&status);
             view_agrees(&crate::view::node("n", &status, Vec::new()));
-            metrics_agree(&Snapshot::collect(&view, &mut totals).texts()[0]);
+            metrics_agree(&Snapshot::collect(&view, &mut totals).text());
         });
         assert!(looks > 0);
     }
 
     #[test]
-    fn both_formats_name_what_they_show_and_no_label_ends_its_line() {
+    fn a_text_names_what_it_shows_and_no_label_ends_its_line() {
         let family = |name: &str| ALL.iter().find(|family| family.name() == name).unwrap();
-        let text = |format, name: &str, samples: &[Sample<'_>]| {
+        let text = |name: &str, samples: &[Sample<'_>]| {
             let mut out = String::new();
-            write(&mut out, format, family(name), samples);
+            write(&mut out, family(name), samples);
             let rest = out.split_once('\n').unwrap().1;
             rest.to_owned()
         };
         let commits = by([("a\"\\\nb", 7u64)]);
         let want = "# TYPE tessera_ledger_commits_total counter\n\
                     tessera_ledger_commits_total{outcome=\"a\\\"\\\\\\nb\"} 7\n";
-        assert_eq!(text(Format::Classic, "tessera_ledger_commits_total", &commits), want);
-        let cpu = text(Format::Open, "process_cpu_seconds_total", &one(0.5));
-        let want = "# TYPE process_cpu_seconds counter\n# UNIT process_cpu_seconds seconds\n\
-                    process_cpu_seconds_total 0.5\n";
-        assert_eq!(cpu, want);
+        assert_eq!(text("tessera_ledger_commits_total", &commits), want);
         let build = vec![Sample::of(vec!["1".into(), "2".into()], 1u64)];
         let want = "# TYPE tessera_build_info gauge\n\
                     tessera_build_info{version=\"1\",page_abi=\"2\"} 1\n";
-        assert_eq!(text(Format::Classic, "tessera_build_info", &build), want);
+        assert_eq!(text("tessera_build_info", &build), want);
         let turns = one(Value::Histogram(vec![(0.5, 2), (f64::INFINITY, 1)], 3.25));
-        let turns = text(Format::Classic, "tessera_arbiter_turn_duration_seconds", &turns);
+        let turns = text("tessera_arbiter_turn_duration_seconds", &turns);
         let of =
             |line: &str| turns.contains(&format!("tessera_arbiter_turn_duration_seconds_{line}\n"));
         assert!(of("sum 3.25") && of("count 3") && of("bucket{le=\"0.5\"} 2"), "{turns}");

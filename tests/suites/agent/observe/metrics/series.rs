@@ -9,8 +9,8 @@ use tessera_api::metrics::families::{ALL, MetricKind};
 use tessera_fake_kubelet::{Behaviour, Pod};
 use tessera_gpu::GpuProcess;
 use tessera_gpu::health::Observation;
-use tessera_harness::exposition::{Exposition, Format};
-use tessera_harness::metrics::{OPEN, address, get, request, scrape_until, settings};
+use tessera_harness::exposition::Exposition;
+use tessera_harness::metrics::{address, get, request, scrape_until, settings};
 use tessera_harness::plugin::*;
 use tessera_harness::workspace;
 
@@ -62,19 +62,14 @@ async fn every_metric_of_the_table_is_exposed_as_it_says_and_no_other() {
     let (_node, metrics) = everything().await;
     let mut want = BTreeSet::new();
     for family in ALL {
-        let (name, open) = (family.name(), family.name());
-        let open = match family.kind {
-            MetricKind::Counter => open.trim_end_matches("_total").to_owned(),
-            MetricKind::Info => open.trim_end_matches("_info").to_owned(),
-            _ => open,
-        };
+        let name = family.name();
         let exposed =
-            metrics.families.get(&open).unwrap_or_else(|| panic!("{open} is not exposed"));
-        let kind = format!("{:?}", family.kind).to_lowercase();
-        assert_eq!(
-            (&exposed.kind, exposed.unit.as_str(), exposed.help.as_str()),
-            (&kind, family.unit, family.help)
-        );
+            metrics.families.get(&name).unwrap_or_else(|| panic!("{name} is not exposed"));
+        let kind = match family.kind {
+            MetricKind::Info => "gauge",
+            kind => kind.into_str(),
+        };
+        assert_eq!((exposed.kind.as_str(), exposed.help.as_str()), (kind, family.help));
         let suffixes: &[&str] = match family.kind {
             MetricKind::Histogram => &["_bucket", "_sum", "_count"],
             _ => &[""],
@@ -88,7 +83,7 @@ async fn every_metric_of_the_table_is_exposed_as_it_says_and_no_other() {
                 assert_eq!(labels, family.labels.iter().copied().collect(), "{name}");
             }
         }
-        want.insert(open);
+        want.insert(name);
     }
     assert_eq!(metrics.families.keys().cloned().collect::<BTreeSet<_>>(), want);
     // Buckets are cumulative, and the last one has all.
@@ -347,31 +342,22 @@ async fn without_gpus_it_lives_and_says_what_it_waits_for() {
     assert_eq!(answer.status, 503);
     assert_eq!(get(address, "/healthz").await.status, 200);
     // There is something to scrape from the first moment.
-    let answer = request(address, "GET", "/metrics", OPEN).await;
-    let metrics = Exposition::parse(&answer.body, Format::Open);
+    let metrics = Exposition::parse(&get(address, "/metrics").await.body);
     assert_eq!(metrics.sum("tessera_ready", &[]), 0.0);
     assert_eq!(metrics.of("tessera_build_info").count(), 1);
     node.stop_plugin().await;
 }
 
 #[tokio::test]
-async fn each_client_gets_its_format_and_nothing_else_is_served() {
+async fn the_text_is_prometheus_own_and_nothing_else_is_served() {
     let node = TestNode::start_with(&settings(SETTINGS)).await;
     let address = address(&node).await;
-    let open = request(address, "GET", "/metrics", OPEN).await;
-    assert_eq!(
-        open.header("content-type"),
-        Some("application/openmetrics-text; version=1.0.0; charset=utf-8")
-    );
-    let classic = get(address, "/metrics").await;
-    assert_eq!(classic.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
-    // The same second: the same figures.
-    let open = Exposition::parse(&open.body, Format::Open);
-    let classic = Exposition::parse(&classic.body, Format::Classic);
-    assert_eq!(open.samples, classic.samples);
-    assert!(open.samples.len() > 50, "{}", open.samples.len());
+    let answer = get(address, "/metrics").await;
+    assert_eq!(answer.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    let samples = Exposition::parse(&answer.body).samples;
+    assert!(samples.len() > 50, "{}", samples.len());
 
-    let head = request(address, "HEAD", "/metrics", "*/*").await;
+    let head = request(address, "HEAD", "/metrics").await;
     assert!(head.status == 200 && head.body.is_empty());
     for (method, path, status) in [
         ("GET", "/", 404),
@@ -382,7 +368,7 @@ async fn each_client_gets_its_format_and_nothing_else_is_served() {
         ("DELETE", "/healthz", 405),
         ("GET", "/metrics?name[]=x", 200),
     ] {
-        assert_eq!(request(address, method, path, "*/*").await.status, status, "{method} {path}");
+        assert_eq!(request(address, method, path).await.status, status, "{method} {path}");
     }
 }
 
