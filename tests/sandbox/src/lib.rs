@@ -64,11 +64,8 @@ pub struct Args {
     /// MIG instances of each GPU, or of one: 1g.10gb,2g.20gb or 0=1g.10gb; may be repeated
     #[arg(long, value_name = "[GPU=]PROFILES")]
     mig: Vec<Mig>,
-    /// Serve the page of a made-up fleet of any size, without plugins and pods
-    #[arg(long, conflicts_with_all = ["run", "dir", "mig"])]
-    made_up: bool,
     /// Sell all GPUs by claims (dra.enabled), which `run --claim` asks for; a configuration may divide them
-    #[arg(long, conflicts_with = "made_up")]
+    #[arg(long)]
     dra: bool,
     /// Directory for everything, which stays at the end; or where the sandbox is that is asked
     #[arg(long, value_name = "DIR", global = true)]
@@ -89,7 +86,6 @@ impl Args {
             ("memory", self.memory.is_some()),
             ("gpu-name", self.gpu_name != "Simulated GPU"),
             ("mig", !self.mig.is_empty()),
-            ("made-up", self.made_up),
             ("dra", self.dra),
         ];
         given.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
@@ -157,22 +153,14 @@ pub fn main(args: Args, config: Option<&Path>) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let wrong = |text: String| {
+    if let Err(text) = args.layout.check(&args.mig) {
         eprintln!("{text}");
-        Ok(ExitCode::from(USAGE))
-    };
-    if !args.made_up
-        && let Err(text) = args.layout.check(&args.mig)
-    {
-        return wrong(text);
+        return Ok(ExitCode::from(USAGE));
     }
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(async {
         let ends = control::Ends::listen()?;
-        if args.made_up {
-            return console::made_up(args.layout, &ends).await;
-        }
         let sandbox = tokio::select! {
             started = start::start(&args, config) => started?,
             () = ends.wait() => return Ok(ExitCode::from(control::INTERRUPTED)),

@@ -52,10 +52,7 @@ impl Layout {
         if self.nodes <= MOST_NODES && self.gpus <= MOST_GPUS {
             return Ok(());
         }
-        Err(format!(
-            "a sandbox has at most {MOST_NODES} nodes of {MOST_GPUS} GPUs, not {self}; --made-up shows larger \
-             fleets on the page"
-        ))
+        Err(format!("a sandbox has at most {MOST_NODES} nodes of {MOST_GPUS} GPUs, not {self}"))
     }
 }
 
@@ -210,7 +207,7 @@ mod tests {
         }
         assert!(Layout { nodes: MOST_NODES, gpus: MOST_GPUS }.check(&[]).is_ok());
         let large = Layout { nodes: MOST_NODES + 1, gpus: 1 };
-        assert!(large.check(&[]).unwrap_err().contains("--made-up"));
+        assert!(large.check(&[]).unwrap_err().contains("at most 8 nodes"));
         let mig = |text: &str| Layout { nodes: 1, gpus: 2 }.check(&[text.parse().unwrap()]);
         assert!(mig("1=1g.10gb").is_ok() && mig("1g.10gb").is_ok());
         assert!(mig("9=1g.10gb").unwrap_err().contains("GPUs 0 to 1"));

@@ -59,7 +59,9 @@ impl Sandbox {
 
     /// Where its page is served.
     fn page(&self) -> String {
-        page(self.out().lines()).expect("a page")
+        let out = self.out();
+        let line = out.lines().find_map(|line| line.strip_prefix("page")).expect("a page");
+        line.split("http://").nth(1).expect("its address").trim_end_matches('/').to_owned()
     }
 
     /// Asks it from another terminal.
@@ -113,12 +115,6 @@ fn processes(dir: &Path) -> Vec<String> {
     pids.filter(|pid| pid.bytes().all(|b| b.is_ascii_digit()))
         .filter(|pid| names("environ", pid) || names("cmdline", pid))
         .collect()
-}
-
-/// The host of the page that one of these lines names.
-fn page(lines: impl Iterator<Item = impl AsRef<str>>) -> Option<String> {
-    let hosts = |line: &str| Some(line.split("http://").nth(1)?.trim_end_matches('/').to_owned());
-    lines.into_iter().find_map(|line| hosts(line.as_ref().strip_prefix("page")?))
 }
 
 fn get(url_host: &str, path: &str) -> String {
@@ -478,24 +474,6 @@ fn one_page_is_over_all_nodes_and_says_which_does_not_answer() {
     });
     assert_eq!(silent[0]["answers"], true);
     assert!(!silent[1]["error"].as_str().unwrap().is_empty(), "{silent}");
-}
-
-#[test]
-fn a_made_up_fleet_is_on_the_page_at_once() {
-    let tmp = temporary();
-    let mut child = command(&tmp, &["sandbox", "--made-up", "--layout", "200x8"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("tessera starts");
-    let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-    let page = page(lines.map_while(Result::ok)).expect("a page");
-    let fleet = get(&page, "/api/v1/fleet");
-    assert!(fleet.matches("\"answers\":").count() == 200, "{}", fleet.len());
-    // SAFETY: kill(2) of a child of ours that was not waited for.
-    unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) };
-    assert_eq!(child.wait().unwrap().code(), Some(0));
-    let output = command(&tmp, &["sandbox", "--layout", "200x8"]).output().unwrap();
-    assert!(said(&output).contains("--made-up"), "{}", said(&output));
 }
 
 // `tessera demo`: that it passes where quotas hold, and fails where they do not.
