@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use serde::{Deserialize, Serialize};
 
-use super::control;
 use super::dra::Size;
 use super::pod::Load;
 
@@ -39,9 +37,6 @@ pub enum Command {
     /// List nodes and pods
     #[command(visible_alias = "ls")]
     List,
-    /// Print the names of all pods, for a shell that completes them
-    #[command(hide = true)]
-    Names,
     /// Print what a pod's container wrote last, or the plugin
     Logs {
         /// The pod, or `plugin`
@@ -236,30 +231,8 @@ pub fn parse(words: &[&str]) -> Result<Command, clap::Error> {
     Line::try_parse_from(words).map(|line| line.command)
 }
 
-/// Commands whose word without an option is a pod that there is.
-const TAKE_A_POD: [&str; 6] = ["rm", "logs", "wait", "start", "restart", "kill"];
-
-/// `tessera sandbox`, whose arguments know the pods that they take.
-pub fn with_names(sandbox: clap::Command) -> clap::Command {
-    sandbox.mut_subcommands(|command| {
-        if !TAKE_A_POD.contains(&command.get_name()) {
-            return command;
-        }
-        command.mut_args(|arg| match arg.is_positional() {
-            true => arg.add(ArgValueCandidates::new(pods)),
-            false => arg,
-        })
-    })
-}
-
-fn pods() -> Vec<CompletionCandidate> {
-    control::pods().into_iter().map(CompletionCandidate::new).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     fn line(text: &str) -> Result<Command, clap::Error> {
@@ -306,23 +279,5 @@ mod tests {
             assert_eq!(asked.words().join(" "), text);
         }
         assert!(line("frobnicate").is_err() && line("serve").is_err());
-    }
-
-    #[derive(clap::Parser)]
-    struct Whole {
-        #[command(subcommand)]
-        _command: Command,
-    }
-
-    #[test]
-    fn every_command_that_takes_a_pod_knows_pods() {
-        let line = with_names(Whole::command());
-        for name in TAKE_A_POD {
-            let command = line.find_subcommand(name).unwrap_or_else(|| panic!("no {name}"));
-            let mut words = command.get_positionals();
-            assert!(words.all(|arg| arg.get::<ArgValueCandidates>().is_some()), "{name}");
-        }
-        let run = line.find_subcommand("run").unwrap();
-        assert!(run.get_positionals().all(|arg| arg.get::<ArgValueCandidates>().is_none()));
     }
 }

@@ -40,9 +40,6 @@ const TALK: Duration = Duration::from_secs(5);
 /// How long a command may take, but for one that says how long it waits.
 const WORK: Duration = Duration::from_secs(180);
 
-/// How long a shell that completes a word waits for names.
-const PATIENCE: Duration = Duration::from_millis(500);
-
 pub type Request = (Command, oneshot::Sender<Reply>);
 
 /// Serves in `dir`, which only this user can enter; commands come out of the channel one by one.
@@ -105,13 +102,6 @@ fn find(dir: Option<&Path>) -> anyhow::Result<Stream> {
         }),
         None => only(),
     }
-}
-
-/// Names of the pods of a sandbox, found as by [`ask`], for a shell that completes a word. Nothing where there is none, or
-/// where it is busy: a key was pressed.
-pub fn pods() -> Vec<String> {
-    let asked = find(None).and_then(|stream| exchange(stream, &Command::Names, PATIENCE));
-    asked.map(|reply| reply.text.lines().map(str::to_owned).collect()).unwrap_or_default()
 }
 
 /// Where this user's sandbox listens: what another user has put there is not talked to.

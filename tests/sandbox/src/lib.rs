@@ -34,7 +34,6 @@ use std::process::ExitCode;
 use tessera_system::terminal;
 
 use command::Command;
-pub use command::with_names;
 use machine::Mig;
 use start::Layout;
 

@@ -50,12 +50,6 @@ pub fn list(sandbox: &mut Sandbox) -> String {
     out.trim_end().to_owned()
 }
 
-/// Names of the pods, a line each.
-pub fn names(sandbox: &Sandbox) -> String {
-    let names: Vec<&str> = sandbox.pods.iter().map(|pod| pod.name.as_str()).collect();
-    names.join("\n")
-}
-
 /// What a pod got, in a line.
 pub fn placed(pod: &Pod, node: &Node) -> String {
     let gpus = pod.placement.uuids();

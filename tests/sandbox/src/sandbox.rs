@@ -92,7 +92,6 @@ impl Sandbox {
                 Ok(Reply::done(format!("{full}: removed")))
             }
             Command::List => Ok(Reply::done(print::list(self))),
-            Command::Names => Ok(Reply::done(print::names(self))),
             Command::Logs { what, namespace, node, lines } => {
                 let file = match what.as_str() {
                     "plugin" => self.node(node.as_deref())?.log(),
