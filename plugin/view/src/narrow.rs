@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::explain::{Behind, Explanation, Explanations, Limit, Story, TrailLine, originator};
-use crate::fleet::{Entry, Fleet};
+use crate::fleet::Entry;
 use crate::node::{Node, Others};
 use crate::{advice, history};
 
@@ -80,12 +80,6 @@ pub fn entry(mut entry: Entry, rights: &Rights) -> Entry {
         entry.error = "it does not answer".to_owned();
     }
     entry
-}
-
-/// As [`entry`], of each entry of a fleet.
-pub fn fleet(mut fleet: Fleet, rights: &Rights) -> Fleet {
-    fleet.nodes = fleet.nodes.into_iter().map(|one| entry(one, rights)).collect();
-    fleet
 }
 
 /// Leaves out of a history what the reader may not see: other tenants, and what happened to them.

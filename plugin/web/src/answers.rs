@@ -1,4 +1,4 @@
-//! What each route answers. Everything that a source says passes through [`narrowed`] before it is written: what a
+//! What each route answers. Everything that a source says passes through [`narrow`] before it is written: what a
 //! caller may not see ends here.
 
 use std::collections::BTreeSet;
@@ -16,7 +16,7 @@ use tessera_view::explain::{Explanation, Explanations};
 use tessera_view::fleet::Fleet;
 use tessera_view::narrow::{self, Rights};
 use tessera_view::tenant::Tenant;
-use tessera_view::{SourceError, fleet, history};
+use tessera_view::{SourceError, history};
 
 use crate::caller::Caller;
 use crate::query::{Parameters, namespace_of};
@@ -28,8 +28,8 @@ const FRESH: Duration = Duration::from_millis(250);
 
 /// What a caller without rights on all namespaces reads of anything that is not there for it: whether it exists is
 /// not said.
-const NOT_YOURS: &str = "nothing of yours is called so here; name a pod as NAMESPACE/POD, and see /api/v1/tenants \
-                         for what you may see";
+const NOT_YOURS: &str = "nothing of yours is called so here; name a pod as NAMESPACE/POD, and see /api/v1/fleet for \
+                         what you may see";
 
 /// As [`NOT_YOURS`], of a history that nothing was named for: a source refuses its window alone.
 const TOO_LONG: &str =
@@ -50,9 +50,6 @@ pub(crate) async fn answer(
             let encoded = app.encodings.get(&fleet, &only(&rights, asked), &asked.node);
             Ok(in_pieces(encoded.map_err(|error| broken(&error))?.whole()))
         }
-        Route::Gpus => json(&fleet::gpus(narrowed(&fleet, &rights, asked))),
-        Route::Tenants => json(&fleet::tenants(narrowed(&fleet, &rights, asked))),
-        Route::Node => node(narrowed(&fleet, &rights, asked)),
         Route::History => {
             let means = meaning_then(&fleet, &only(&rights, asked), &asked.subject);
             let answer = remembered(source, &asked.node, asked.history()?, means).await;
@@ -158,37 +155,6 @@ pub(crate) fn only(rights: &Rights, asked: &Parameters) -> Rights {
         "" => rights.clone(),
         namespace if rights.may_see(namespace) => Rights::Namespaces([namespace.to_owned()].into()),
         _ => Rights::Namespaces(BTreeSet::new()),
-    }
-}
-
-/// The part of a fleet that was asked for and may be seen.
-fn narrowed(fleet: &Fleet, rights: &Rights, asked: &Parameters) -> Fleet {
-    let is_asked = |node: &str| asked.node.is_empty() || asked.node == node;
-    let nodes = fleet.nodes.iter().filter(|entry| is_asked(&entry.node)).cloned();
-    let part = Fleet {
-        api_version: fleet.api_version.clone(),
-        name: fleet.name.clone(),
-        at_unix_ms: fleet.at_unix_ms,
-        nodes: nodes.collect(),
-    };
-    narrow::fleet(part, &only(rights, asked))
-}
-
-fn node(fleet: Fleet) -> Result<Response<Body>, Refusal> {
-    let names: Vec<&str> = fleet.nodes.iter().map(|entry| entry.node.as_str()).take(8).collect();
-    match fleet.nodes.as_slice() {
-        [entry] => match &entry.view {
-            Some(view) => json(view),
-            None => Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, entry.error.clone())),
-        },
-        [] => Err(Refusal::new(StatusCode::NOT_FOUND, "no node is called so; see /api/v1/fleet")),
-        _ => {
-            let text = format!(
-                "there are several nodes; choose one with ?node=, of {}, …",
-                names.join(", ")
-            );
-            Err(Refusal::new(StatusCode::BAD_REQUEST, text))
-        }
     }
 }
 

@@ -50,11 +50,6 @@ macro_rules! routes {
 routes! {
     /// Everything.
     Fleet => "fleet";
-    Node => "node";
-    /// GPUs of all nodes.
-    Gpus => "gpus";
-    /// Tenants of all nodes.
-    Tenants => "tenants";
     /// What was.
     History => "history";
     /// Why one pod has what it has.

@@ -332,7 +332,9 @@ mod tests {
         for rights in [Rights::All, some(&namespace), some("")] {
             let encoded = encodings.get(&fleet, &rights, "").unwrap();
             let seen: Fleet = serde_json::from_slice(&encoded.whole().concat()).unwrap();
-            let narrowed = narrow::fleet((*fleet).clone(), &rights);
+            let mut narrowed = (*fleet).clone();
+            let nodes = std::mem::take(&mut narrowed.nodes).into_iter();
+            narrowed.nodes = nodes.map(|one| narrow::entry(one, &rights)).collect();
             assert_eq!(seen, narrowed);
             let nodes: Vec<Entry> =
                 serde_json::from_slice(&encoded.some(&[0, 2]).concat()).unwrap();

@@ -76,7 +76,7 @@ pub struct Placement {
     pub as_preferred: bool,
     /// Why, in words; empty where it was not recorded.
     pub reason: String,
-    /// Its GPUs as they stand now, as `/api/v1/gpus` has them. Of one that is gone there is the UUID.
+    /// Its GPUs as they stand now, as `/api/v1/fleet` has them. Of one that is gone there is the UUID.
     pub stands: Vec<Gpu>,
 }
 

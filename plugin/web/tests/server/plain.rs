@@ -116,7 +116,6 @@ async fn what_has_no_answer_says_what_there_is_and_every_answer_has_its_headers(
         ("/api/v1/history?step_seconds=x", 400, "application/json"),
         ("/api/v1/history?since_unix_ms=99999999999999999999", 400, "application/json"),
         ("/api/v1/explain?subject=%ff%fe%00", 404, "application/json"),
-        ("/api/v1/node?node=other", 404, "application/json"),
     ] {
         let answer = client.ask(path, "application/json").await.unwrap();
         assert_eq!(answer.status(), status, "{path}");

@@ -199,7 +199,7 @@ async fn each_answer_is_counted_by_its_code_and_each_review_by_its_outcome() {
     assert_eq!(world.counts.listening(), Some(true));
     assert_eq!(world.counts.reviews().len(), 6, "each is there from the start");
     assert!(world.counts.requests().contains(&(503, 0)), "and each common code");
-    let path = "/api/v1/gpus";
+    let path = "/api/v1/fleet";
     let unreachable = Temper::Answers(500, "etcd is away".into());
     // Token, what the API server does, path; code of the answer, and how each kind of question ended.
     let cases = [

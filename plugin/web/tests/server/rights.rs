@@ -8,7 +8,6 @@ use serde_json::Value;
 use tessera_cluster::fixtures::Temper;
 use tessera_view::explain::Explanations;
 use tessera_view::fleet::Fleet;
-use tessera_view::fleet::Tenants;
 use tessera_web::authorise::Times;
 use tessera_web::client::{Client, Endpoint, query};
 use tessera_web::fixtures::unverified;
@@ -24,12 +23,7 @@ fn questions(route: Route) -> Vec<String> {
     let mut all =
         vec![with(&[]), with(&[("node", "n1")]), with(&[("node", "n2")]), with(&[("node", "n9")])];
     match route {
-        Route::Fleet
-        | Route::Node
-        | Route::Gpus
-        | Route::Tenants
-        | Route::Trace
-        | Route::Stream => {}
+        Route::Fleet | Route::Trace | Route::Stream => {}
         Route::Recommend | Route::Waste => all.push(with(&[("pod", "ns-alpha pod")])),
         Route::History | Route::Explain => {
             let names = subjects().into_iter().map(|(subject, _)| subject);
@@ -293,20 +287,14 @@ async fn what_a_source_says_of_errors_is_for_those_that_may_see_all() {
 #[tokio::test]
 async fn one_namespace_is_shown_as_its_readers_see_it() {
     let world = World::new(Times::default(), Tls::Plain).await;
-    let tenants: Tenants =
-        world.client("token-all").get("/api/v1/tenants?namespace=ns-beta").await.unwrap();
-    assert!(
-        tenants.tenants.len() == 2
-            && tenants.tenants.iter().all(|one| one.tenant.namespace == "ns-beta")
-    );
-    let beta: Value = world.client("token-2").get("/api/v1/fleet").await.unwrap();
-    let all: Value =
-        world.client("token-all").get("/api/v1/fleet?namespace=ns-beta").await.unwrap();
-    assert_eq!(beta, all);
-    // Two may be seen and one is asked for; one is asked for that may not be seen.
-    let tenants: Tenants =
-        world.client("token-3").get("/api/v1/tenants?namespace=ns-beta").await.unwrap();
-    assert_eq!(tenants.tenants.len(), 2);
+    let beta: Fleet = world.client("token-2").get("/api/v1/fleet").await.unwrap();
+    let tenants = &beta.nodes[0].view.as_ref().unwrap().tenants;
+    assert!(tenants.len() == 2 && tenants.iter().all(|one| one.namespace == "ns-beta"));
+    // Of all or of two that may be seen, one is asked for; one is asked for that may not be seen.
+    for token in ["token-all", "token-3"] {
+        let one: Fleet = world.client(token).get("/api/v1/fleet?namespace=ns-beta").await.unwrap();
+        assert_eq!(one, beta, "{token}");
+    }
     for namespace in ["ns-beta", "ns-nowhere"] {
         for route in Route::ALL.into_iter().filter(|route| *route != Route::Schema) {
             let path = format!("{}?namespace={namespace}&subject=pod", route.path());
@@ -395,7 +383,7 @@ async fn an_api_server_that_does_not_answer_shuts_the_door() {
         fails(true);
         let said = loop {
             // What was answered a moment ago still holds.
-            let said = ask(&some, "/api/v1/tenants").await;
+            let said = ask(&some, "/api/v1/fleet").await;
             if said.status != 200 {
                 break said;
             }

@@ -9,7 +9,7 @@ use tessera_view::change::{
     Call, CordonRequest, PlanRequest, ReloadRequest, ResetQuotaRequest, SetQuotaRequest,
     UncordonRequest,
 };
-use tessera_view::{Problem, advice, explain, fleet, history, node, status, trace};
+use tessera_view::{Problem, advice, explain, fleet, history, status, trace};
 use tessera_web::Route;
 
 fn file(name: &str) -> PathBuf {
@@ -23,9 +23,6 @@ fn answer(route: Route, generator: &mut SchemaGenerator) -> Value {
     }
     match route {
         Route::Fleet => of::<fleet::Fleet>(generator),
-        Route::Node => of::<node::Node>(generator),
-        Route::Gpus => of::<fleet::Gpus>(generator),
-        Route::Tenants => of::<fleet::Tenants>(generator),
         Route::History => of::<history::Answer>(generator),
         Route::Recommend => of::<advice::Recommendations>(generator),
         Route::Waste => of::<advice::Waste>(generator),

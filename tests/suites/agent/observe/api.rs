@@ -30,7 +30,7 @@ async fn node() -> (TestNode, Client) {
 async fn without_a_plugin_the_client_says_what_is_missing() {
     let dir = tempfile::tempdir().unwrap();
     let client = admin(dir.path());
-    let error = client.get::<Value>("/api/v1/node").await.unwrap_err();
+    let error = client.get::<Value>("/api/v1/fleet").await.unwrap_err();
     assert!(matches!(error, ClientError::Missing(_)) && error.exit() == 69, "{error}");
 }
 
@@ -181,7 +181,7 @@ async fn a_page_of_all_ones_is_no_figure_anywhere() {
         let is_seen = |one: &Allocation| is_whole == (one.tamperings > 0);
         node.allocation_until(&ids, is_seen).await;
         let cli = serde_json::to_value(node.status().await).unwrap();
-        let api: Value = admin(node.dir.path()).get("/api/v1/node").await.unwrap();
+        let api: Value = admin(node.dir.path()).get("/api/v1/fleet").await.unwrap();
         let metrics = scrape(address(&node).await).await;
         // Milliseconds since 1970 and bytes of a GPU are less.
         let most = 1e15;

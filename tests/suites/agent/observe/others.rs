@@ -142,7 +142,7 @@ impl Stage {
             all.push(with(&[("namespace", &format!("ns-{mark}"))]));
         }
         match route {
-            Route::Fleet | Route::Node | Route::Gpus | Route::Tenants | Route::Stream => {}
+            Route::Fleet | Route::Stream => {}
             Route::Recommend | Route::Waste => {
                 all.extend([MINE, THEIRS].map(|mark| with(&[("pod", &format!("pod-{mark}"))])));
             }
