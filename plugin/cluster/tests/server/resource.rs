@@ -46,16 +46,6 @@ async fn a_change_in_between_and_a_slice_that_is_gone_are_distinguished() {
     assert_eq!(error.failure, Failure::NotFound);
 }
 
-#[tokio::test]
-async fn an_object_that_is_not_valid_names_the_field_and_is_not_tried_again() {
-    let World { client, .. } = &World::new();
-    let mut made = client.create_slice(&slice()).await.unwrap();
-    made.spec.node_name = Some("n2".into());
-    let error = client.update_slice(&made).await.unwrap_err();
-    assert_eq!(error.failure, Failure::Invalid(Some("spec.nodeName".to_owned())));
-    assert_eq!(error.retry(), Retry::Never);
-}
-
 fn claim() -> Value {
     let result = |driver: &str, device: &str, share: Option<&str>| {
         let mut result =
@@ -155,18 +145,6 @@ async fn what_is_forbidden_says_which_rule_is_missing() {
     assert_eq!(world.client.node_uid().await.unwrap(), "uid-of-n1");
     let asked = world.server.asked().pop().unwrap();
     assert!(asked.headers["accept"].contains("PartialObjectMetadata"), "{asked:?}");
-}
-
-#[tokio::test]
-async fn a_server_without_dra_is_said_so_and_asked_again() {
-    let world = World::new();
-    world.client.create_slice(&slice()).await.unwrap();
-    world.server.serve_dra(false);
-    let error = world.client.own_slices().await.unwrap_err();
-    assert_eq!(error.failure, Failure::NotServed);
-    assert!(error.to_string().contains("Kubernetes 1.36"), "{error}");
-    world.server.serve_dra(true);
-    assert_eq!(world.client.own_slices().await.unwrap().0.len(), 1);
 }
 
 // === The watch ===
