@@ -29,7 +29,7 @@ impl Paper {
         let width = terminal.unwrap_or(WIDEST).clamp(NARROWEST, WIDEST);
         Paper {
             width: (!wide).then_some(width),
-            colour: std::io::stdout().is_terminal() && terminal::Look::from_env().colour,
+            colour: std::io::stdout().is_terminal() && terminal::has_colour(),
         }
     }
 

@@ -4,25 +4,9 @@ use std::io::{self, IsTerminal, Write, stdout};
 
 use crossterm::terminal::{WindowSize, window_size};
 
-/// Which characters and colours the terminal takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
-    pub colour: bool,
-    pub unicode: bool,
-}
-
-impl Look {
-    /// From the environment: `NO_COLOR` (no-color.org), `TERM`, and the locale.
-    pub fn from_env() -> Self {
-        let var = |name: &str| std::env::var(name).unwrap_or_default();
-        let locale = ["LC_ALL", "LC_CTYPE", "LANG"].map(var).into_iter().find(|v| !v.is_empty());
-        let locale = locale.unwrap_or_default().to_ascii_uppercase();
-        Self {
-            colour: var("NO_COLOR").is_empty() && !is_dumb(),
-            // Nearly every terminal draws blocks; a locale that names another encoding does not.
-            unicode: locale.is_empty() || locale.contains("UTF"),
-        }
-    }
+/// Whether the terminal takes colours, by the environment: `NO_COLOR` (no-color.org) and `TERM`.
+pub fn has_colour() -> bool {
+    std::env::var("NO_COLOR").unwrap_or_default().is_empty() && !is_dumb()
 }
 
 pub fn is_dumb() -> bool {

@@ -1,51 +1,26 @@
 //! Lines of bars in characters, and buckets drawn together into their columns.
 
-use tessera_model::printable;
-
-/// What the terminal takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Style {
-    /// Columns.
-    pub width: usize,
-    /// Block characters.
-    pub unicode: bool,
-}
-
 /// Characters before a line of bars: what it is of.
 pub(super) const LABEL: usize = 9;
+/// In a column of which nothing is known.
+pub(super) const UNKNOWN: char = '·';
+/// From nothing to all.
+const STEPS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-impl Style {
-    /// A text of characters that the terminal takes.
-    pub(super) fn characters(self, text: &str) -> String {
-        let text = printable::line(text);
-        let ascii = |c: char| if c.is_ascii() { c } else { '?' };
-        if self.unicode { text.into_owned() } else { text.chars().map(ascii).collect() }
-    }
-
-    /// In a column of which nothing is known.
-    pub(super) fn unknown(self) -> char {
-        if self.unicode { '·' } else { '?' }
-    }
-
-    /// A line of bars for parts of one.
-    pub(super) fn spark(self, columns: &[Column], part: impl Fn(&Column) -> f64) -> String {
-        let steps: Vec<char> = match self.unicode {
-            true => " ▁▂▃▄▅▆▇█".chars().collect(),
-            false => " 123456789".chars().collect(),
-        };
-        let draw = |column: &Column| {
-            if column.seconds <= 0.0 {
-                return self.unknown();
-            }
-            let part = part(column).clamp(0.0, 1.0);
-            // Of a few steps: neither negative nor large.
-            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-            let step = (part * (steps.len() - 1) as f64).round() as usize;
-            // What is little and not nothing is seen.
-            steps[step.max(usize::from(part > 0.0))]
-        };
-        columns.iter().map(draw).collect()
-    }
+/// A line of bars for parts of one.
+pub(super) fn spark(columns: &[Column], part: impl Fn(&Column) -> f64) -> String {
+    let draw = |column: &Column| {
+        if column.seconds <= 0.0 {
+            return UNKNOWN;
+        }
+        let part = part(column).clamp(0.0, 1.0);
+        // Of a few steps: neither negative nor large.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let step = (part * (STEPS.len() - 1) as f64).round() as usize;
+        // What is little and not nothing is seen.
+        STEPS[step.max(usize::from(part > 0.0))]
+    };
+    columns.iter().map(draw).collect()
 }
 
 /// What a column shows.

@@ -5,7 +5,6 @@ mod text;
 
 use std::process::ExitCode;
 
-use chart::Style;
 use tessera_api::print::{Page, Paper};
 use tessera_model::clock::unix_ms;
 use tessera_system::terminal;
@@ -88,7 +87,6 @@ pub(crate) async fn main(args: &Args, source: &Source) -> Result<ExitCode, Failu
     let answers = source.histories(&asked).await?;
     let json = by_node(source, &answers, |_, answer| serde_json::json!(answer))?;
     let width = terminal::size().map_or(COLUMNS, |(columns, _)| usize::from(columns));
-    let style = Style { width, unicode: terminal::Look::from_env().unicode };
     // Of a whole namespace on many nodes, a line for each.
     let charts = match source {
         Source::Cluster(..) if asked.subject.is_empty() => 0,
@@ -101,7 +99,7 @@ pub(crate) async fn main(args: &Args, source: &Source) -> Result<ExitCode, Failu
             if !node.is_empty() {
                 page.labelled("", &format!("On node {node}:"));
             }
-            page.push(&text::text(answer, &asked, style, charts));
+            page.push(&text::text(answer, &asked, width, charts));
         }
         page.notes(&silent);
         page.finish()

@@ -71,13 +71,13 @@ fn of_gpu(pod: &str) -> Answer {
     Answer { gpus: vec![gpu], ..answer(pod) }
 }
 
-fn drawn(answer: &Answer, width: usize, unicode: bool) -> String {
-    text::text(answer, &Query::default(), Style { width, unicode }, CHARTS)
+fn drawn(answer: &Answer, width: usize) -> String {
+    text::text(answer, &Query::default(), width, CHARTS)
 }
 
 #[test]
 fn a_pod_has_use_against_quota_and_what_it_got_against_its_share() {
-    let text = drawn(&answer("chat-0"), 80, true);
+    let text = drawn(&answer("chat-0"), 80);
     for part in [
         "note: a remark",
         "team/chat-0, container server, on GPU-49aa2e6a-33f3-99dd-e08b-ea4beb0e0d28:\nlives",
@@ -125,7 +125,7 @@ fn tens(n: i64, like: &TenantPoint) -> TenantPoint {
 fn a_plugin_that_does_not_look_leaves_a_gap() {
     let mut answer = in_tens(false);
     answer.at_unix_ms = T0 + 72 * 10_000 + 60_000;
-    assert!(drawn(&answer, 80, true).contains("nothing was seen then"));
+    assert!(drawn(&answer, 80).contains("nothing was seen then"));
 }
 
 #[test]
@@ -145,13 +145,13 @@ fn a_bucket_is_as_wide_as_its_time() {
 fn where_nobody_measured_what_was_used_the_chart_says_so() {
     let mut alone = answer("chat-0");
     alone.tenants[0].points.iter_mut().for_each(|point| point.measured_seconds = 0.0);
-    let text = drawn(&alone, 200, true);
+    let text = drawn(&alone, 200);
     assert!(text.contains("used -") && text.contains("unknown for 100.0% of the time"), "{text}");
 }
 
 #[test]
 fn a_gpus_chart_has_its_states_and_tenants() {
-    let text = drawn(&of_gpu("chat-0"), 100, false);
+    let text = drawn(&of_gpu("chat-0"), 100);
     for part in ["GPU 0, GPU-49aa", "leased", "u not healthy", "team/chat-0", "25.0%"] {
         assert!(text.contains(part), "{part}:\n{text}");
     }
@@ -159,7 +159,7 @@ fn a_gpus_chart_has_its_states_and_tenants() {
 
 #[test]
 fn a_narrow_terminal_has_a_line_for_each() {
-    let text = drawn(&answer("chat-0"), 30, true);
+    let text = drawn(&answer("chat-0"), 30);
     assert!(text.contains("25.0%") && !text.contains("wanted"), "{text}");
 }
 
@@ -171,7 +171,7 @@ proptest! {
     ) {
         let mut answer = in_tens(gpu);
         answer.at_unix_ms = T0 + 72 * 10_000 + since_the_last_ms;
-        let text = drawn(&answer, width, true);
+        let text = drawn(&answer, width);
         prop_assert!(!text.contains("nothing was seen then"), "{text}");
     }
 
@@ -179,15 +179,13 @@ proptest! {
     fn no_line_is_wider_than_the_terminal_whatever_pods_are_called(
         pod in "\\PC{0,300}|[\\x00-\\x7f]{0,60}",
         width in 20..200usize,
-        unicode: bool,
         gpu: bool,
     ) {
         let answer = if gpu { of_gpu(&pod) } else { answer(&pod) };
-        let text = drawn(&answer, width, unicode);
+        let text = drawn(&answer, width);
         for line in text.lines() {
             prop_assert!(tessera_api::print::columns(line) <= width, "{width}: {line:?}");
         }
         prop_assert!(text.chars().all(|c| c == '\n' || !c.is_control()));
-        prop_assert!(unicode || !text.contains(['█', '▂', '▆', '·']), "{text}");
     }
 }

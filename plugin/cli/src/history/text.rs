@@ -7,7 +7,7 @@ use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
 use tessera_view::history::{Answer, GpuSeries, Query, TenantPoint, TenantSeries};
 
-use super::chart::{Column as Cells, LABEL, Part, Style, columns};
+use super::chart::{Column as Cells, LABEL, Part, UNKNOWN, columns, spark};
 
 /// Fewest columns of a line of bars; on a narrower terminal each tenant has a line.
 const NARROWEST: usize = 24;
@@ -21,13 +21,13 @@ const UNFINISHED_MS: i64 = 20_000;
 /// Characters of a tenant's line without its picture.
 const SHORT: usize = 88;
 
-/// All of it, in lines of at most the style's width, but for single words that are longer.
+/// All of it, in lines of at most `room` columns, but for single words that are longer.
 /// So many of the first tenants have bars of their own, the others a line each.
-pub(super) fn text(answer: &Answer, asked: &Query, style: Style, charts: usize) -> String {
+pub(super) fn text(answer: &Answer, asked: &Query, room: usize, charts: usize) -> String {
     let until = if asked.until_unix_ms == 0 { seen_until(answer) } else { asked.until_unix_ms };
     let since = asked.since_unix_ms.max(first(answer).unwrap_or(until));
-    let page = Page::new(Paper { width: Some(style.width.max(20)), colour: false });
-    let mut report = Report { page, style, window: (since, until), answer };
+    let page = Page::new(Paper { width: Some(room.max(20)), colour: false });
+    let mut report = Report { page, room, window: (since, until), answer };
     report.all(charts);
     report.page.finish()
 }
@@ -53,7 +53,7 @@ fn first(answer: &Answer) -> Option<i64> {
 
 struct Report<'a> {
     page: Page,
-    style: Style,
+    room: usize,
     window: (i64, i64),
     answer: &'a Answer,
 }
@@ -97,7 +97,7 @@ impl Report<'_> {
     }
 
     fn width(&self) -> Option<usize> {
-        let width = self.style.width.saturating_sub(LABEL + 1).min(WIDEST);
+        let width = self.room.saturating_sub(LABEL + 1).min(WIDEST);
         (width >= NARROWEST).then_some(width)
     }
 
@@ -115,8 +115,8 @@ impl Report<'_> {
         let peak = one.points.iter().map(|point| point.memory_peak_bytes).max().unwrap_or(0);
         let quota = one.points.last().map_or(0, |point| point.memory_limit_bytes);
         self.memory(&columns, peak.max(quota));
-        let used = self.style.spark(&columns, |column| column.got);
-        let wanted = self.style.spark(&columns, |column| column.got + column.waited);
+        let used = spark(&columns, |column| column.got);
+        let wanted = spark(&columns, |column| column.got + column.waited);
         self.marks("used", &used);
         self.marks("wanted", &wanted);
         self.refusals(&columns);
@@ -143,7 +143,7 @@ impl Report<'_> {
     /// Bars of the highest memory, of which `whole` bytes are a full one.
     fn memory(&mut self, columns: &[Cells], whole: u64) {
         let part = |column: &Cells| column.peak as f64 / whole.max(1) as f64;
-        let bars = self.style.spark(columns, part);
+        let bars = spark(columns, part);
         self.marks("memory", &bars);
     }
 
@@ -190,7 +190,7 @@ impl Report<'_> {
         let peak = one.points.iter().map(|point| point.memory_peak_bytes).max().unwrap_or(0);
         let quotas = one.points.last().map_or(0, |point| point.memory_limits_bytes);
         self.memory(&columns, peak.max(quotas));
-        let spark = self.style.spark(&columns, |column| column.got);
+        let spark = spark(&columns, |column| column.got);
         self.marks("leased", &spark);
         if columns.iter().any(|column| column.unhealthy || column.cordoned) {
             let mark = |column: &Cells| match (column.unhealthy, column.cordoned) {
@@ -215,7 +215,7 @@ impl Report<'_> {
 
     /// A line for each tenant, with its GPU time as a picture where there is room.
     fn short(&mut self, tenants: &[&TenantSeries]) {
-        let cells = self.style.width.saturating_sub(SHORT).clamp(8, WIDEST);
+        let cells = self.room.saturating_sub(SHORT).clamp(8, WIDEST);
         let mut sheet = Sheet::new(&[
             Column::name("POD"),
             Column::name("CONTAINER").rank(4),
@@ -238,14 +238,14 @@ impl Report<'_> {
             let refusals = points.iter().map(|point| point.refusals).fold(0, u64::saturating_add);
             let peak = points.iter().map(|point| point.memory_peak_bytes).max().unwrap_or(0);
             sheet.row(vec![
-                self.style.characters(&name).into(),
-                self.style.characters(&one.container).into(),
+                name.into(),
+                one.container.as_str().into(),
                 if one.live { "lives" } else { "gone" }.into(),
                 format_bytes(peak).into(),
                 format_bytes(points.last().map_or(0, |point| point.memory_limit_bytes)).into(),
                 refusals.to_string().into(),
                 percent(got, seconds).into(),
-                self.style.spark(&columns, |column| column.got).into(),
+                spark(&columns, |column| column.got).into(),
             ]);
         }
         sheet.lay(&mut self.page);
@@ -281,8 +281,7 @@ impl Report<'_> {
     fn unknown(&mut self, columns: &[Cells]) {
         let unknown = columns.iter().filter(|column| column.seconds <= 0.0).count();
         if unknown > 0 {
-            let sample = self.style.unknown();
-            self.wrapped("  ", &format!("{sample} nothing was seen then"));
+            self.wrapped("  ", &format!("{UNKNOWN} nothing was seen then"));
         }
     }
 
@@ -313,7 +312,7 @@ impl Report<'_> {
 
     /// A text behind `label`, wrapped at words.
     fn wrapped(&mut self, label: &str, text: &str) {
-        self.page.labelled(label, &self.style.characters(text));
+        self.page.labelled(label, text);
     }
 }
 

@@ -18,7 +18,7 @@ use model::{Model, Sort};
 use serde_json::{Value, json};
 use tessera_model::clock::unix_ms;
 use tessera_model::duration;
-use tessera_system::terminal::{self, Look, is_dumb};
+use tessera_system::terminal::{self, is_dumb};
 use tessera_view::API_VERSION;
 use view::Moment;
 
@@ -108,7 +108,7 @@ fn once(
             let width = terminal::size().map(|(width, _)| width).or_else(columns);
             let width = if model.wide { Some(WIDEST) } else { width };
             let moment = Moment { now_unix_ms: unix_ms(), every, live: false };
-            plain(&model, Look::from_env(), moment, width)
+            plain(&model, moment, width)
         }
     };
     terminal::print(&text)?;
@@ -126,11 +126,10 @@ const WIDTH_OF_CLUSTER: u16 = 170;
 const WIDEST: u16 = 500;
 
 /// All of it without escape sequences, as high as it has to be.
-fn plain(model: &Model, look: Look, moment: Moment, width: Option<u16>) -> String {
+fn plain(model: &Model, moment: Moment, width: Option<u16>) -> String {
     let usual = if model.is_own() { WIDTH } else { WIDTH_OF_CLUSTER };
     let width = width.unwrap_or(usual).clamp(20, WIDEST);
-    let look = Look { colour: false, ..look };
-    let lines = view::draw(model, look, moment, (width, u16::MAX));
+    let lines = view::draw(model, false, moment, (width, u16::MAX));
     format!("{}\n", lines.join("\n").trim_end())
 }
 

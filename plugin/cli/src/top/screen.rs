@@ -24,7 +24,7 @@ use super::feed::{self, Feed, FeedEvent};
 use super::model::Model;
 use super::view::{self, Moment};
 use tessera_model::clock::unix_ms;
-use tessera_system::terminal::Look;
+use tessera_system::terminal::has_colour;
 
 /// Longest time until a key, an answer or a signal is heard.
 const TURN: Duration = Duration::from_millis(50);
@@ -36,13 +36,13 @@ pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Res
     let keyboard = Keyboard::open().context("the terminal")?;
     // What the screen shows.
     let mut shown = None;
-    let look = Look::from_env();
+    let colour = has_colour();
     // Of the stop that we know of, SIGCONT tells once more.
     let mut is_known = false;
     while !model.quit {
         let moment = Moment { now_unix_ms: unix_ms(), every, live: true };
         let size = terminal::size()?;
-        let picture = (size, view::draw(&model, look, moment, size));
+        let picture = (size, view::draw(&model, colour, moment, size));
         show(shown.as_ref(), &picture)?;
         shown = Some(picture);
         // Until something has changed; the clock of a plugin that is silent does, too.

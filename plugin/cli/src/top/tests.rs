@@ -1,5 +1,4 @@
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use tessera_system::terminal::Look;
 use tessera_view::fleet::Entry;
 use tessera_view::gpu::{Gpu, Lease};
 use tessera_view::node::{Plugin, Warning};
@@ -9,7 +8,6 @@ use super::*;
 use crate::top::view::{self, Moment};
 
 const GIB: u64 = 1 << 30;
-const PLAIN: Look = Look { colour: false, unicode: false };
 const MOMENT: Moment =
     Moment { now_unix_ms: 1_795_336_330_000, every: Duration::from_secs(1), live: true };
 
@@ -127,8 +125,8 @@ fn model(sort: Sort) -> Model {
 }
 
 /// The picture on a terminal of that size, without the spaces at the ends of lines.
-fn picture(model: &Model, look: Look, width: u16, height: u16) -> String {
-    let lines = view::draw(model, look, MOMENT, (width, height));
+fn picture(model: &Model, width: u16, height: u16) -> String {
+    let lines = view::draw(model, false, MOMENT, (width, height));
     lines.iter().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
@@ -152,13 +150,13 @@ fn eighty_columns_and_twenty_four_lines() {
     let expected = "\
 tessera top  08:32:01  registered  2 GPUs  3 tenants  every 1s
   GPU  HEALTH         USED/SOLD/TOTAL  QUANT  WAIT  LEASE
-    0  healthy  ##..      21G/20G/40G  5.0ms     1  prod/llama-7d4b9c-x2
-    1  healthy  ##..      21G/20G/40G  5.0ms     0  -
+    0  healthy  ██··      21G/20G/40G  5.0ms     1  prod/llama-7d4b9c-x2
+    1  healthy  ██··      21G/20G/40G  5.0ms     0  -
   POD/CONTAINER          GPU        USED/QUOTA  ASK  USED  LEASED  WAIT  REFUSED
-  prod/llama…-x2/server    0  ###.    9.6G/10G  50%   62%     62%    1%  24 12/s
-  prod/train/server        0  #...      3G/10G  50%   30%     30%    0%        0
-                           1  #...      3G/10G  50%
-  prod/asr-0/server        0  #...      1G/10G  50%   10%     10%   80%        0
+  prod/llama…-x2/server    0  ███·    9.6G/10G  50%   62%     62%    1%  24 12/s
+  prod/train/server        0  █···      3G/10G  50%   30%     30%    0%        0
+                           1  █···      3G/10G  50%
+  prod/asr-0/server        0  █···      1G/10G  50%   10%     10%   80%        0
 
 
 
@@ -175,14 +173,13 @@ tessera top  08:32:01  registered  2 GPUs  3 tenants  every 1s
 ! prod/asr-0 (server): floods its gate socket
 q quit  m c w r n sort: memory  R reverse  / filter
 ";
-    let picture = picture(&model(Sort::Memory), PLAIN, 80, 24);
+    let picture = picture(&model(Sort::Memory), 80, 24);
     assert_eq!(picture, expected, "\n{picture}");
 }
 
 #[test]
 fn wide_terminals_show_policy_gate_and_state() {
-    let look = Look { colour: true, unicode: true };
-    let picture = picture(&model(Sort::Refusals), look, 130, 20);
+    let picture = picture(&model(Sort::Refusals), 130, 20);
     let row = picture.lines().find(|line| line.contains("llama-7d4b9c-x2/server")).unwrap();
     for cell in ["██████", "24 12/s", "burst", "idle", "started"] {
         assert!(row.contains(cell), "{cell}: {picture}");
@@ -195,7 +192,7 @@ fn a_gpu_that_is_held_back_says_so() {
     let mut model = model(Sort::Name);
     node(&mut model).gpus[0].withheld = "sold by another".into();
     node(&mut model).gpus[1].cordon = "cordoned by uid 0".into();
-    let text = picture(&model, PLAIN, 80, 24);
+    let text = picture(&model, 80, 24);
     assert!(text.contains("0  withheld") && text.contains("1  cordoned"), "{text}");
 }
 
@@ -222,8 +219,8 @@ fn a_filter_is_typed_kept_and_dropped() {
     let mut model = model(Sort::Name);
     press(&mut model, "/qASR");
     assert!(model.editing && !model.quit, "letters are no commands here");
-    assert!(picture(&model, PLAIN, 80, 24).contains("/qASR_"));
-    assert!(picture(&model, PLAIN, 80, 24).contains("Nothing contains"));
+    assert!(picture(&model, 80, 24).contains("/qASR_"));
+    assert!(picture(&model, 80, 24).contains("Nothing contains"));
     press(&mut model, "\x1b/asr\n");
     assert_eq!(names(&model), ["asr-0"]);
     press(&mut model, "\x1b");
@@ -237,11 +234,11 @@ fn a_plugin_that_goes_away_is_reported_and_what_it_said_stays() {
     let mut model = model(Sort::Name);
     model.miss("No such file or directory".into(), 1_795_336_321_000);
     model.miss("Connection refused".into(), 1_795_336_325_000);
-    let text = picture(&model, PLAIN, 90, 24);
+    let text = picture(&model, 90, 24);
     assert!(text.contains("no answer since 08:32:01 (9s): Connection refused"), "{text}");
     assert!(text.contains("prod/asr-0/server"), "{text}");
     model.take(Fleet::default(), Duration::from_secs(9));
-    assert!(!picture(&model, PLAIN, 90, 24).contains("no answer"));
+    assert!(!picture(&model, 90, 24).contains("no answer"));
 }
 
 #[test]
@@ -249,7 +246,7 @@ fn a_name_moves_no_cursor() {
     let mut model = model(Sort::Name);
     node(&mut model).gpus[0].name = "A100\x1b[2J".into();
     model.miss("gone\r\x1b[31m".into(), 1_795_336_321_000);
-    for text in [picture(&model, PLAIN, 130, 24), crate::top::plain(&model, PLAIN, MOMENT, None)] {
+    for text in [picture(&model, 130, 24), crate::top::plain(&model, MOMENT, None)] {
         assert!(!text.contains('\x1b') && text.contains("A100\\u001b[2J"), "{text}");
     }
 }
@@ -260,7 +257,7 @@ fn keys_quit() {
     press(&mut model, "q");
     assert!(model.quit);
     let mut model = Model::new(Sort::Name, false);
-    assert!(picture(&model, PLAIN, 40, 3).contains("first answer"));
+    assert!(picture(&model, 40, 3).contains("first answer"));
     model.press(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL));
     assert!(model.quit);
 }
@@ -275,24 +272,24 @@ fn many_rows_scroll_and_the_rest_is_counted() {
         view.tenants.push(Tenant { id, pod, ..tenant(&made) });
     }
     model.take(own(view, 0), Duration::from_secs(1));
-    let text = picture(&model, PLAIN, 80, 24);
+    let text = picture(&model, 80, 24);
     assert!(text.contains("and 11 more GPUs"), "{text}");
     assert!(text.contains("prod/pod-00") && text.contains("more rows"), "{text}");
     press(&mut model, "jjj");
-    let text = picture(&model, PLAIN, 80, 24);
+    let text = picture(&model, 80, 24);
     assert!(text.contains("prod/pod-03") && !text.contains("prod/pod-02"), "{text}");
     model.press(KeyEvent::new(KeyCode::Home, KeyModifiers::NONE));
     assert_eq!(model.scroll, 0);
     for _ in 0..99 {
         model.press(KeyEvent::new(KeyCode::PageDown, KeyModifiers::NONE));
     }
-    assert!(picture(&model, PLAIN, 80, 24).contains("prod/pod-99"));
+    assert!(picture(&model, 80, 24).contains("prod/pod-99"));
 }
 
 #[test]
 fn a_printed_frame_has_everything_and_no_keys() {
     let moment = Moment { live: false, ..MOMENT };
-    let text = crate::top::plain(&model(Sort::Name), PLAIN, moment, None);
+    let text = crate::top::plain(&model(Sort::Name), moment, None);
     assert!(!text.contains("q quit") && !text.contains('\x1b'), "{text}");
     assert!(text.ends_with("\n! prod/asr-0 (server): floods its gate socket\n"), "{text}");
     assert_eq!(text.matches("prod/").count(), 5, "{text}");
@@ -332,7 +329,7 @@ fn tenants_of_all_nodes_stand_in_one_order_with_their_nodes() {
         let mut model = Model::new(Sort::Memory, false);
         model.namespace = namespace.to_owned();
         model.take(cluster(), Duration::from_secs(1));
-        crate::top::plain(&model, PLAIN, Moment { live: false, ..MOMENT }, Some(width))
+        crate::top::plain(&model, Moment { live: false, ..MOMENT }, Some(width))
     };
     let text = shown("", 140);
     let title = "prod: 2 of 3 nodes answer  4 GPUs  3 tenants of all namespaces, and 2 that you may not see";
@@ -353,7 +350,7 @@ fn tenants_of_all_nodes_stand_in_one_order_with_their_nodes() {
     let mut wide = Model::new(Sort::Memory, false);
     wide.wide = true;
     wide.take(cluster(), Duration::from_secs(1));
-    let text = crate::top::plain(&wide, PLAIN, MOMENT, Some(crate::top::WIDEST));
+    let text = crate::top::plain(&wide, MOMENT, Some(crate::top::WIDEST));
     assert!(text.contains(" GPU-0 "), "{text}");
 }
 
@@ -386,9 +383,9 @@ proptest::proptest! {
             let view = Node { gpus: vec![gpu], tenants: vec![one.clone()], ..Node::default() };
             model.take(own(view, i64::MAX), Duration::from_nanos(n(i) & 0xffff_ffff));
         }
-        picture(&model, PLAIN, width, height);
+        picture(&model, width, height);
         crate::top::json(&model);
-        crate::top::plain(&model, PLAIN, MOMENT, Some(width));
+        crate::top::plain(&model, MOMENT, Some(width));
     }
 }
 

@@ -6,7 +6,6 @@ use tessera_api::print::{Cell, Column, Page, Paper, Sheet, Tone, head, shorten};
 use tessera_model::counted::plural;
 use tessera_model::percent::{format_cores, format_used};
 use tessera_model::{duration, printable, time_format};
-use tessera_system::terminal::Look;
 use tessera_view::fleet::Entry;
 use tessera_view::gpu::Gpu;
 use tessera_view::tenant::Tenant;
@@ -58,16 +57,11 @@ const GPUS: &[Column] = &[
 /// The model in so many columns and lines.
 pub(super) fn draw(
     model: &Model,
-    look: Look,
+    colour: bool,
     moment: Moment,
     (width, height): (u16, u16),
 ) -> Vec<String> {
-    let view = View {
-        model,
-        look,
-        moment,
-        paper: Paper { width: Some(width.into()), colour: look.colour },
-    };
+    let view = View { model, moment, paper: Paper { width: Some(width.into()), colour } };
     let mut lines = view.laid(|page| view.head(page));
     let height = usize::from(height);
     if model.has_answer() {
@@ -87,7 +81,6 @@ pub(super) fn draw(
 
 struct View<'a> {
     model: &'a Model,
-    look: Look,
     moment: Moment,
     paper: Paper,
 }
@@ -291,8 +284,7 @@ impl View<'_> {
                 .min(width as u128),
         };
         let filled = usize::try_from(filled).unwrap_or(width);
-        let (full, empty) = if self.look.unicode { ("█", "·") } else { ("#", ".") };
-        Cell::toned(full.repeat(filled) + &empty.repeat(width - filled), fullness(part, whole))
+        Cell::toned("█".repeat(filled) + &"·".repeat(width - filled), fullness(part, whole))
     }
 
     /// As many warnings as there is room for beside the rows, how many more there are, and the keys. Of a cluster, only
