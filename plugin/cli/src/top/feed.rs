@@ -2,10 +2,8 @@
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use nix::libc::{SIGCONT, SIGTSTP};
 use tessera_view::fleet::Fleet;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -21,10 +19,6 @@ pub(super) enum FeedEvent {
     Silence(String),
     /// A signal asked the process to end.
     End,
-    /// A signal asked it to stop, as by `kill -TSTP`.
-    Stop,
-    /// It goes on after it was stopped.
-    Again,
 }
 
 /// The thread's other end.
@@ -33,7 +27,7 @@ pub(super) struct Feed {
 }
 
 impl Feed {
-    /// Starts asking once in `interval`. It reports a stop to the owner of the terminal.
+    /// Starts asking once in `interval`.
     pub fn start(source: Source, interval: Duration) -> io::Result<Self> {
         let (sender, news) = channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -45,8 +39,8 @@ impl Feed {
         std::thread::Builder::new().name("feed".into()).spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = ask(source, interval, sender.clone()) => {}
-                    () = signals.tell(&sender) => {}
+                    () = ask(source, interval, sender) => {}
+                    () = signals.one() => {}
                 }
             });
         })?;
@@ -69,8 +63,6 @@ pub(super) fn apply(model: &mut Model, news: FeedEvent) {
         FeedEvent::Answer(fleet, at) => model.take(*fleet, at),
         FeedEvent::Silence(reason) => model.miss(reason, unix_ms()),
         FeedEvent::End => model.quit = true,
-        // Of the terminal, not of what it shows.
-        FeedEvent::Stop | FeedEvent::Again => {}
     }
 }
 
@@ -90,37 +82,29 @@ async fn ask(source: Source, interval: Duration, sender: Sender<FeedEvent>) {
     }
 }
 
-/// Signals to the process.
-struct Signals(Vec<(Signal, fn() -> FeedEvent)>);
+/// Signals that end the process.
+struct Signals([Signal; 4]);
 
 impl Signals {
     fn new() -> io::Result<Self> {
-        let end: fn() -> FeedEvent = || FeedEvent::End;
-        let kinds: [(SignalKind, fn() -> FeedEvent); 6] = [
-            (SignalKind::terminate(), end),
-            (SignalKind::interrupt(), end),
-            (SignalKind::hangup(), end),
-            (SignalKind::quit(), end),
-            (SignalKind::from_raw(SIGTSTP), || FeedEvent::Stop),
-            (SignalKind::from_raw(SIGCONT), || FeedEvent::Again),
+        let kinds = [
+            SignalKind::terminate(),
+            SignalKind::interrupt(),
+            SignalKind::hangup(),
+            SignalKind::quit(),
         ];
-        let signals = kinds.into_iter().map(|(kind, news)| Ok((signal(kind)?, news)));
-        signals.collect::<io::Result<_>>().map(Signals)
+        let [a, b, c, d] = kinds.map(signal);
+        Ok(Signals([a?, b?, c?, d?]))
     }
 
-    /// Until the end, or nobody listens.
-    async fn tell(mut self, sender: &Sender<FeedEvent>) {
-        loop {
-            let news = std::future::poll_fn(|cx| {
-                let mut all = self.0.iter_mut();
-                let come = all.find_map(|(one, news)| one.poll_recv(cx).is_ready().then_some(news));
-                come.map_or(Poll::Pending, |news| Poll::Ready(news()))
-            })
-            .await;
-            let is_end = matches!(news, FeedEvent::End);
-            if sender.send(news).is_err() || is_end {
-                return;
-            }
+    /// Until one of them comes.
+    async fn one(mut self) {
+        let [a, b, c, d] = &mut self.0;
+        tokio::select! {
+            _ = a.recv() => {}
+            _ = b.recv() => {}
+            _ = c.recv() => {}
+            _ = d.recv() => {}
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Once;
 use std::time::Duration;
 
 use anyhow::Context;
-use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
+use crossterm::event::{self, Event};
 use crossterm::style::Print;
 use crossterm::terminal::{
     self, BeginSynchronizedUpdate, Clear, ClearType, DisableLineWrap, EnableLineWrap,
@@ -18,9 +18,8 @@ use crossterm::terminal::{
 use crossterm::{cursor, execute, queue};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{Signal, raise};
 
-use super::feed::{self, Feed, FeedEvent};
+use super::feed::{self, Feed};
 use super::model::Model;
 use super::view::{self, Moment};
 use tessera_model::clock::unix_ms;
@@ -37,8 +36,6 @@ pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Res
     // What the screen shows.
     let mut shown = None;
     let colour = has_colour();
-    // Of the stop that we know of, SIGCONT tells once more.
-    let mut is_known = false;
     while !model.quit {
         let moment = Moment { now_unix_ms: unix_ms(), every, live: true };
         let size = terminal::size()?;
@@ -52,29 +49,13 @@ pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Res
                 return Ok(ExitCode::SUCCESS);
             }
             if event::poll(Duration::ZERO)? {
-                match event::read()? {
-                    Event::Key(key) if is_stop(key) => {
-                        taken.stop()?;
-                        (shown, is_known) = (None, true);
-                    }
-                    Event::Key(key) => model.press(key),
-                    _ => {}
+                if let Event::Key(key) = event::read()? {
+                    model.press(key);
                 }
                 changed = true;
             }
             while let Some(news) = feed.next(Duration::ZERO) {
-                match news {
-                    FeedEvent::Stop => {
-                        taken.stop()?;
-                        (shown, is_known) = (None, true);
-                    }
-                    FeedEvent::Again if is_known => is_known = false,
-                    FeedEvent::Again => {
-                        taken.take_again()?;
-                        shown = None;
-                    }
-                    news => feed::apply(&mut model, news),
-                }
+                feed::apply(&mut model, news);
                 changed = true;
                 if model.quit {
                     break;
@@ -137,40 +118,16 @@ impl Keyboard {
     }
 }
 
-fn is_stop(key: KeyEvent) -> bool {
-    key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('z')
-}
-
 /// The terminal in raw mode, on its other screen.
 struct Taken;
 
 impl Taken {
     fn take() -> io::Result<Self> {
         let taken = Taken;
-        taken.enter()?;
-        Ok(taken)
-    }
-
-    fn enter(&self) -> io::Result<()> {
         enable_raw_mode()?;
         // A table may need more columns than a narrow terminal has.
-        execute!(io::stdout(), EnterAlternateScreen, cursor::Hide, DisableLineWrap)
-    }
-
-    /// Stops the process with the terminal as it was before. Returns when it goes on.
-    fn stop(&self) -> io::Result<()> {
-        self.give_back();
-        // SIGTSTP is one that we hear of ourselves.
-        raise(Signal::SIGSTOP)?;
-        self.enter()
-    }
-
-    /// After a stop that left no time to give anything back (SIGSTOP): a shell may have set the terminal as
-    /// it needs it, and written on this screen or gone to the other.
-    fn take_again(&self) -> io::Result<()> {
-        // What is raw, as far as crossterm knows, it would leave alone.
-        self.give_back();
-        self.enter()
+        execute!(io::stdout(), EnterAlternateScreen, cursor::Hide, DisableLineWrap)?;
+        Ok(taken)
     }
 
     fn give_back(&self) {

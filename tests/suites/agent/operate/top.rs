@@ -10,8 +10,7 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::pty::{Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::termios::{LocalFlags, Termios, tcgetattr};
 use nix::unistd::Pid;
 
 /// Longer than any machine should need.
@@ -93,18 +92,6 @@ impl Terminal {
         Pid::from_raw(self.child.id().try_into().unwrap())
     }
 
-    fn stops(&self) {
-        let deadline = Instant::now() + BOUND;
-        while Instant::now() < deadline {
-            let flags = WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG;
-            if let WaitStatus::Stopped(..) = waitpid(self.pid(), Some(flags)).unwrap() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        panic!("it does not stop");
-    }
-
     fn ends(&mut self) -> bool {
         let deadline = Instant::now() + BOUND;
         while Instant::now() < deadline {
@@ -147,41 +134,4 @@ fn whoever_ends_top_finds_the_terminal_as_it_was() {
         assert!(terminal.ends(), "{signal:?}");
         terminal.is_given_back();
     }
-}
-
-#[test]
-fn top_gives_the_terminal_back_while_it_is_stopped_and_draws_again() {
-    let mut terminal = top();
-    terminal.drawn();
-    for _ in 0..2 {
-        // By `kill -TSTP`, as a key is not: that one the terminal does not turn into a signal.
-        terminal.send(Signal::SIGTSTP);
-        terminal.stops();
-        terminal.is_given_back();
-        terminal.send(Signal::SIGCONT);
-        terminal.drawn();
-        terminal.master.as_mut().unwrap().write_all(b"\x1a").unwrap();
-        terminal.stops();
-        terminal.is_given_back();
-        terminal.send(Signal::SIGCONT);
-        terminal.drawn();
-    }
-    terminal.send(Signal::SIGTERM);
-    assert!(terminal.ends());
-    terminal.is_given_back();
-}
-
-/// SIGSTOP leaves no time to give anything back; a shell then sets the terminal as it needs it.
-#[test]
-fn top_takes_the_terminal_again_after_a_stop_that_it_did_not_see() {
-    let mut terminal = top();
-    terminal.drawn();
-    terminal.send(Signal::SIGSTOP);
-    terminal.stops();
-    tcsetattr(terminal.slave.as_ref().unwrap(), SetArg::TCSANOW, &terminal.before).unwrap();
-    terminal.send(Signal::SIGCONT);
-    terminal.drawn();
-    terminal.send(Signal::SIGTERM);
-    assert!(terminal.ends());
-    terminal.is_given_back();
 }
