@@ -1,5 +1,5 @@
-//! Made-up fleets of any size: for tests, benches and the sandbox. The same layout and instant always give the same
-//! figures, and figures change from second to second: everything is a function of the seed, a name and the time.
+//! Made-up fleets of any size, for tests of the server and the page. The same layout and instant always give the same
+//! figures, and figures change from second to second: everything is a function of a name and the time.
 
 mod past;
 
@@ -19,28 +19,15 @@ pub struct Layout {
     pub gpus: usize,
     /// Tenants of each GPU, at most; a GPU in five has fewer.
     pub tenants: usize,
-    /// Other seeds give other fleets.
-    pub seed: u64,
     /// Sick and cordoned GPUs, nodes that do not answer, refusals.
     pub trouble: bool,
     /// Pods and namespaces with names that the API server would refuse: markup, controls, marks of direction, length.
     pub hostile: bool,
-    /// The earliest instant of histories.
-    pub since_unix_ms: i64,
 }
 
 impl Default for Layout {
     fn default() -> Self {
-        Layout {
-            nodes: 3,
-            gpus: 2,
-            tenants: 4,
-            seed: 1,
-            trouble: true,
-            hostile: false,
-            // 2026-11-16 00:00:00.
-            since_unix_ms: 1_794_787_200_000,
-        }
+        Layout { nodes: 3, gpus: 2, tenants: 4, trouble: true, hostile: false }
     }
 }
 
@@ -53,6 +40,9 @@ pub struct MadeUp {
 }
 
 const HOUR_MS: i64 = 3_600_000;
+/// The earliest instant of histories: 2026-11-16 00:00:00.
+const SINCE_UNIX_MS: i64 = 1_794_787_200_000;
+const SEED: u64 = 1;
 const RESOURCE: &str = "tessera.dev/gpu";
 /// Products and their memory.
 const MODELS: [(&str, u64); 3] = [
@@ -66,10 +56,9 @@ const RESERVE_BYTES: u64 = 1 << 30;
 const CONTEXT_BYTES: u64 = 128 << 20;
 
 impl MadeUp {
-    /// A fleet as it is at an instant; none is earlier than a day after its layout's `since_unix_ms`.
-    pub fn new(layout: Layout, now_unix_ms: i64) -> Self {
-        let earliest = layout.since_unix_ms.saturating_add(24 * HOUR_MS);
-        MadeUp { layout, now_unix_ms: now_unix_ms.max(earliest), away: BTreeSet::new() }
+    /// A fleet as it is a day and a half after its beginning.
+    pub fn new(layout: Layout) -> Self {
+        MadeUp { layout, now_unix_ms: SINCE_UNIX_MS + 36 * HOUR_MS, away: BTreeSet::new() }
     }
 
     /// Time passes.
@@ -100,7 +89,7 @@ impl MadeUp {
         let name = node_name(index);
         let now = self.now_unix_ms;
         // The last of four and more is away where there is trouble, and one in fifty.
-        let last = index == 3 || once_in(50, (self.layout.seed, "away", index));
+        let last = index == 3 || once_in(50, (SEED, "away", index));
         let was_away = self.layout.trouble && last;
         let is_away = was_away || self.away.contains(&name);
         let answered = if was_away { now / 600_000 * 600_000 - 754_000 } else { now - 3000 };
@@ -131,7 +120,7 @@ impl MadeUp {
             at_unix_ms: at,
             plugin: Plugin {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
-                started_unix_ms: self.layout.since_unix_ms,
+                started_unix_ms: SINCE_UNIX_MS,
                 registration: "live".to_owned(),
                 ready: true,
                 resources: vec![RESOURCE.to_owned()],
@@ -164,7 +153,7 @@ struct Place<'a> {
 
 impl Place<'_> {
     fn key(&self, what: &'static str) -> (u64, &'static str, usize, usize) {
-        (self.layout.seed, what, self.node, self.gpu)
+        (SEED, what, self.node, self.gpu)
     }
 
     fn uuid(&self) -> String {
@@ -174,7 +163,7 @@ impl Place<'_> {
 
     /// GPUs of a node are of one model.
     fn model(&self) -> (&'static str, u64) {
-        pick(&MODELS, (self.layout.seed, "model", self.node))
+        pick(&MODELS, (SEED, "model", self.node))
     }
 
     fn is_last_of(&self, node: usize) -> bool {
@@ -227,7 +216,7 @@ impl Place<'_> {
         }
         let (namespace, workload) = pick(&WORKLOADS, key);
         // Pods of one workload are of a few replica sets.
-        let set = generated(9, bits((self.layout.seed, workload, bits(key) % 2)));
+        let set = generated(9, bits((SEED, workload, bits(key) % 2)));
         (namespace.to_owned(), format!("{workload}-{set}-{}", generated(5, bits(key))))
     }
 
@@ -237,7 +226,7 @@ impl Place<'_> {
         let (namespace, pod) = self.pod(slot);
         let (share, limit) = self.share();
         let born_hours = i64::try_from(bits((key, "born")) % 20).unwrap_or(0);
-        let born = self.layout.since_unix_ms + born_hours * HOUR_MS;
+        let born = SINCE_UNIX_MS + born_hours * HOUR_MS;
         let age_s = f64::from(i32::try_from((at - born) / 1000).unwrap_or(i32::MAX));
         let is_idle = once_in(12, (key, "idle")) && at > born + HOUR_MS;
         let is_greedy = self.layout.trouble && once_in(15, (key, "greedy"));
@@ -378,7 +367,7 @@ impl Place<'_> {
     fn sick_since(&self) -> i64 {
         let day = self.now / 86_400_000 * 86_400_000;
         let minutes = i64::try_from(bits(self.key("since")) % 600).unwrap_or(0);
-        (day - minutes * 60_000).max(self.layout.since_unix_ms)
+        (day - minutes * 60_000).max(SINCE_UNIX_MS)
     }
 }
 

@@ -1,7 +1,6 @@
 //! A [`Source`] over a made-up fleet, for tests and benches of the server and the page; and a client of any server.
 
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
 
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::client::danger::{ServerCertVerified, ServerCertVerifier};
@@ -22,33 +21,17 @@ use crate::source::{Answer, Source};
 
 /// A made-up fleet that is served.
 #[derive(Clone, Debug)]
-pub struct Fixture {
-    made: Arc<Mutex<MadeUp>>,
-    /// Its time goes on by itself from here.
-    live: Arc<Mutex<Option<Instant>>>,
-}
+pub struct Fixture(Arc<Mutex<MadeUp>>);
 
 impl Fixture {
     /// Time stands still until somebody moves it.
     pub fn new(made: MadeUp) -> Self {
-        Fixture { made: Arc::new(Mutex::new(made)), live: Arc::default() }
-    }
-
-    /// Its time goes on with the machine's from now.
-    pub fn run(&self) {
-        *lock(&self.live) = Some(Instant::now());
+        Fixture(Arc::new(Mutex::new(made)))
     }
 
     /// The fleet, to look at or to change.
     pub fn made(&self) -> MutexGuard<'_, MadeUp> {
-        let mut made = lock(&self.made);
-        let mut live = lock(&self.live);
-        if let Some(since) = *live {
-            let passed = u32::try_from(since.elapsed().as_millis()).unwrap_or(u32::MAX);
-            made.tick(passed);
-            *live = Some(Instant::now());
-        }
-        made
+        lock(&self.0)
     }
 
     fn tenant(&self, node: &str, subject: &str) -> Option<Tenant> {

@@ -318,7 +318,7 @@ mod tests {
     use super::*;
 
     fn fleet() -> Arc<Fleet> {
-        Arc::new(MadeUp::new(Layout::default(), 0).fleet())
+        Arc::new(MadeUp::new(Layout::default()).fleet())
     }
 
     fn some(namespace: &str) -> Rights {

@@ -1,7 +1,7 @@
 //! `tessera-page-server`: the page over a made-up fleet, for tests and developers of the page.
 //!
-//!     tessera-page-server [--listen 127.0.0.1:0] [--nodes 3] [--gpus 2] [--tenants 4] [--seed 1] [--hostile]
-//!                         [--no-trouble] [--live] [--interval-ms 1000]
+//!     tessera-page-server [--listen 127.0.0.1:0] [--nodes 3] [--gpus 2] [--tenants 4] [--hostile] [--no-trouble]
+//!                         [--interval-ms 1000]
 //!
 //! The first line of its output is the page's address. Each line of its input is a command, and each command's answer
 //! is a line of JSON: `away NODE`, `back NODE`, `tick MILLISECONDS`, `fleet` (the model as it is), `refusals` (of all), `history NODE
@@ -12,7 +12,7 @@ use std::io::{BufRead, Write};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tessera_view::fixtures::{Layout, MadeUp};
@@ -23,14 +23,9 @@ use tessera_web::{Options, Server};
 
 mod formats;
 
-/// A day and a half after a layout's beginning.
-const STILL_UNIX_MS: i64 = 1_794_787_200_000 + 36 * 3_600_000;
-const DAY_MS: i64 = 86_400_000;
-
 struct Asked {
     layout: Layout,
     listen: SocketAddr,
-    live: bool,
     interval: Duration,
 }
 
@@ -49,7 +44,6 @@ fn asked(mut words: impl Iterator<Item = String>) -> Result<Asked, String> {
     let mut asked = Asked {
         layout: Layout::default(),
         listen: ([127, 0, 0, 1], 0).into(),
-        live: false,
         interval: Duration::from_secs(1),
     };
     while let Some(word) = words.next() {
@@ -61,11 +55,9 @@ fn asked(mut words: impl Iterator<Item = String>) -> Result<Asked, String> {
             "--nodes" => asked.layout.nodes = number(value()?)?,
             "--gpus" => asked.layout.gpus = number(value()?)?,
             "--tenants" => asked.layout.tenants = number(value()?)?,
-            "--seed" => asked.layout.seed = number(value()?)? as u64,
             "--interval-ms" => asked.interval = Duration::from_millis(number(value()?)? as u64),
             "--hostile" => asked.layout.hostile = true,
             "--no-trouble" => asked.layout.trouble = false,
-            "--live" => asked.live = true,
             other => return Err(format!("unknown option {other}")),
         }
     }
@@ -73,17 +65,7 @@ fn asked(mut words: impl Iterator<Item = String>) -> Result<Asked, String> {
 }
 
 fn serve(asked: Asked) -> Result<(), String> {
-    let mut layout = asked.layout;
-    let mut at = STILL_UNIX_MS;
-    if asked.live {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_err(|e| e.to_string())?;
-        at = i64::try_from(now.as_millis()).map_err(|e| e.to_string())?;
-        layout.since_unix_ms = at / DAY_MS * DAY_MS - 7 * DAY_MS;
-    }
-    let fixture = Fixture::new(MadeUp::new(layout, at));
-    if asked.live {
-        fixture.run();
-    }
+    let fixture = Fixture::new(MadeUp::new(asked.layout));
     let runtime =
         tokio::runtime::Builder::new_current_thread().build().map_err(|e| e.to_string())?;
     let start = |listen: SocketAddr| -> Result<(Server, SocketAddr), String> {
