@@ -34,25 +34,9 @@ pub(crate) struct Args {
     /// Until how long ago [default: now]
     #[arg(long, value_name = "TIME")]
     until: Option<Since>,
-    /// Length of a bucket; the finest that is known for all of that time where it is left out
-    #[arg(long, value_enum, value_name = "TIME")]
-    step: Option<Step>,
     /// Output format
     #[arg(long, short, value_enum, default_value = "text")]
     output: Format,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Step {
-    /// Ten seconds
-    #[value(name = "10s")]
-    Fine,
-    /// Five minutes
-    #[value(name = "5m")]
-    Middle,
-    /// One hour
-    #[value(name = "1h")]
-    Coarse,
 }
 
 impl Args {
@@ -72,12 +56,8 @@ impl Args {
             subject,
             since_unix_ms: self.since.before(now_unix_ms),
             until_unix_ms: self.until.map_or(0, |until| until.before(now_unix_ms)),
-            step_seconds: match self.step {
-                None => 0,
-                Some(Step::Fine) => 10,
-                Some(Step::Middle) => 300,
-                Some(Step::Coarse) => 3600,
-            },
+            // The finest that is known for all of that time.
+            step_seconds: 0,
         }
     }
 }
