@@ -221,8 +221,6 @@ pub enum Duration {
     /// Until the 32-bit word at the address in the parameter of this index is no less than the next
     /// parameter, cyclically: a kernel that the host feeds.
     Word(u32),
-    /// This many nanoseconds for each wave: blocks ÷ SMs, rounded up.
-    PerWave(u64),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -497,16 +495,12 @@ fn gpu(index: usize, raw: &RawGpu) -> Result<GpuConfig, ConfigError> {
 }
 
 fn kernel(raw: &RawKernel) -> Result<KernelRule, ConfigError> {
-    let duration = match (raw.us, raw.parameter, raw.word, raw.us_per_wave) {
-        (Some(ns), None, None, None) => Duration::Fixed(ns),
-        (None, Some(index), None, None) => Duration::Parameter(index),
-        (None, None, Some(index), None) => Duration::Word(index),
-        (None, None, None, Some(ns)) => Duration::PerWave(ns),
+    let duration = match (raw.us, raw.parameter, raw.word) {
+        (Some(ns), None, None) => Duration::Fixed(ns),
+        (None, Some(index), None) => Duration::Parameter(index),
+        (None, None, Some(index)) => Duration::Word(index),
         _ => {
-            let name = &raw.name;
-            return err(format!(
-                "kernel {name:?}: exactly one of us, parameter, word, us_per_wave"
-            ));
+            return err(format!("kernel {:?}: exactly one of us, parameter, word", raw.name));
         }
     };
     Ok(KernelRule { name: raw.name.clone(), duration })
@@ -557,7 +551,7 @@ mod tests {
         assert_eq!(blocks.len(), 3);
         assert_eq!(Config::parse(blocks[1]).unwrap().units.len(), 4);
         let third = Config::parse(blocks[2]).unwrap();
-        assert_eq!((third.kernels.len(), third.nvlinks.len()), (4, 1));
+        assert_eq!((third.kernels.len(), third.nvlinks.len()), (3, 1));
     }
 
     #[test]
@@ -592,12 +586,12 @@ mod tests {
     #[test]
     fn first_matching_kernel_rule_counts() {
         let c = Config::parse(
-            "[[kernel]]\nname = \"gemm_big\"\nus = 100.0\n[[kernel]]\nname = \"gemm*\"\nus_per_wave = 2.5\n\
+            "[[kernel]]\nname = \"gemm_big\"\nus = 100.0\n[[kernel]]\nname = \"gemm*\"\nus = 2.5\n\
              [[kernel]]\nname = \"spin\"\nparameter = 1",
         )
         .unwrap();
         assert_eq!(c.kernel_duration("gemm_big"), Duration::Fixed(100_000));
-        assert_eq!(c.kernel_duration("gemm_small"), Duration::PerWave(2_500));
+        assert_eq!(c.kernel_duration("gemm_small"), Duration::Fixed(2_500));
         assert_eq!(c.kernel_duration("spin"), Duration::Parameter(1));
         assert_eq!(c.kernel_duration("other"), Duration::Fixed(10_000));
         assert_eq!(c.kernel_duration("spin_ns"), Duration::Parameter(0));

@@ -64,16 +64,11 @@ impl Shape {
 #[inline]
 pub(crate) fn duration(
     function: &Function,
-    shape: Shape,
-    sm_count: u32,
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
 ) -> Result<u64> {
     match function.duration {
         Duration::Fixed(ns) => Ok(ns),
-        Duration::PerWave(ns) => {
-            Ok(shape.blocks().div_ceil(u64::from(sm_count.max(1))).saturating_mul(ns))
-        }
         Duration::Parameter(index) => parameter(index as usize, params, extra),
         // Nobody watches the word for a node of a graph.
         Duration::Word(_) => Err(CUDA_ERROR_NOT_SUPPORTED),
@@ -128,11 +123,11 @@ fn launch(
         return crate::stream_memory::run_until(s, at, value);
     }
     let config = driver()?.session.config();
-    let sm_count = s.context().sm_count();
-    let ns = duration(function, shape, sm_count, params, extra)?;
+    let ns = duration(function, params, extra)?;
     spend(simgpu::clock::now_ns(), config.costs.launch_cpu_ns);
     let is_chained = is_chained && config.driver.chained_kernels;
-    s.submit_kernel(shape.op(ns, sm_count)?, function.entry.lets_go, is_chained)
+    let op = shape.op(ns, s.context().sm_count())?;
+    s.submit_kernel(op, function.entry.lets_go, is_chained)
 }
 
 /// Whether a launch has `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`, and not as 0.
@@ -159,13 +154,7 @@ fn is_chained(config: &CUlaunchConfig) -> Result<bool> {
 pub(crate) fn run_kernel(kernel: &Kernel, s: &'static Stream) -> Result<()> {
     kernel.function.load()?;
     s.context().take_local(kernel.function.entry.local_bytes)?;
-    let null = std::ptr::null_mut();
-    let sm_count = s.context().sm_count();
-    let ns = match kernel.fixed_ns {
-        Some(ns) => ns,
-        None => duration(kernel.function, kernel.shape, sm_count, null, null)?,
-    };
-    s.submit(kernel.shape.op(ns, sm_count)?).map(|_| ())
+    s.submit(kernel.shape.op(kernel.ns, s.context().sm_count())?).map(|_| ())
 }
 
 exports_both! {

@@ -46,8 +46,6 @@ pub(super) struct RawKernel {
     pub(super) us: Option<u64>,
     pub(super) parameter: Option<u32>,
     pub(super) word: Option<u32>,
-    #[serde(default, deserialize_with = "some_micros")]
-    pub(super) us_per_wave: Option<u64>,
 }
 
 #[derive(Deserialize)]

@@ -29,11 +29,8 @@ pub(crate) fn kernel(p: CUDA_KERNEL_NODE_PARAMS) -> Result<Kind> {
     let [gx, gy, gz, bx, by, bz, shared] = p.shape;
     let shape = Shape { grid: [gx, gy, gz], block: [bx, by, bz] };
     shape.check()?;
-    let fixed_ns = match function.duration {
-        simgpu::config::Duration::PerWave(_) => None,
-        _ => Some(duration(function, shape, 1, p.kernelParams, p.extra)?),
-    };
-    Ok(Kind::Kernel(Kernel { function, shape, shared, fixed_ns }))
+    let ns = duration(function, p.kernelParams, p.extra)?;
+    Ok(Kind::Kernel(Kernel { function, shape, shared, ns }))
 }
 
 /// The context for memory on a device: the current one, else the device's primary one.

@@ -320,8 +320,8 @@ pub(crate) struct Kernel {
     pub shape: Shape,
     /// Dynamic shared memory, bytes of a block.
     pub shared: c_uint,
-    /// GPU time in ns, unless it depends on the GPU.
-    pub fixed_ns: Option<u64>,
+    /// GPU time.
+    pub ns: u64,
 }
 
 #[derive(Clone, Copy)]

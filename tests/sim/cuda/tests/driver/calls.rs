@@ -197,10 +197,8 @@ scenarios! {
             synchronize(s);
             (elapsed_us(from, to) - 1.0).round()
         };
-        let [plain, wave] = ["plain", "wave"].map(kernel);
+        let plain = kernel("plain");
         assert_eq!(timed(1000, &|| launch(plain, 1, s, std::ptr::null_mut())), 20_000.0);
-        // 300 blocks on 132 SMs are three waves.
-        assert_eq!(timed(5, &|| launch(wave, 300, s, std::ptr::null_mut())), 45.0);
         assert_eq!(timed(1, &|| launch_with(spin, s, [0, 123_000])), 123.0);
     }
 

@@ -98,25 +98,6 @@ scenarios! {
         assert_eq!(cuda!(cuCtxDestroy_v2(view)), 201);
     }
 
-    fn kernels_run_on_the_multiprocessors_that_it_has() {
-        retain(0);
-        let (groups, _) = by_count(&whole(0), 1, 32).unwrap();
-        let (s, t) = (new_stream(), stream_in(green(&groups)));
-        let (wave, spin) = (kernel("wave"), kernel("spin"));
-        let took = |s: Handle| {
-            let (from, to) = (new_event(), new_event());
-            keep_busy(spin, s);
-            record(from, s);
-            ok(launch(wave, 128, s, std::ptr::null_mut()));
-            record(to, s);
-            synchronize(s);
-            elapsed_us(from, to)
-        };
-        // One wave of 3 us on 132, four on 32; an event is 1 us.
-        assert!((3.0..=4.5).contains(&took(s)), "{}", took(s));
-        assert!((12.0..=13.5).contains(&took(t)), "{}", took(t));
-    }
-
     fn its_end_detaches_its_streams_and_leaves_memory() {
         ok(cuda!(cuInit(0)));
         let primary = retain(0);

@@ -20,9 +20,6 @@ costs.event_ns = 1000
 name = "spin"
 parameter = 1
 [[kernel]]
-name = "wave"
-us_per_wave = 3.0
-[[kernel]]
 name = "until"
 word = 0
 "#;
@@ -158,7 +155,7 @@ pub fn kernel(name: &str) -> Handle {
 }
 
 pub fn unloaded(name: &str) -> Handle {
-    let ptx = c".version 8.0\n.entry spin()\n.entry wave()\n.entry plain()\n.entry until()\n";
+    let ptx = c".version 8.0\n.entry spin()\n.entry plain()\n.entry until()\n";
     let (mut module, mut function) = (NULL, NULL);
     let name = CString::new(name).unwrap();
     ok(cuda!(cuModuleLoadData(&raw mut module, ptx.as_ptr().cast())));
