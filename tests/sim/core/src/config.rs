@@ -61,7 +61,6 @@ pub struct GpuConfig {
     /// GPUs with the same name are behind one PCIe switch.
     pub pcie_switch: Option<String>,
     pub minor: u32,
-    pub serial: String,
     /// It is a hypervisor's virtual GPU.
     pub vgpu: bool,
     /// The instances of a GPU in MIG mode, in NVML's order; not in MIG mode: `None`.
@@ -112,8 +111,6 @@ settings! {
         module_overhead_bytes: u64 = 2 * MIB, "module_overhead" by "bytes";
         /// Whether a module whose image is larger takes as much as its image, with its first function.
         code_is_as_large_as_its_image: bool = true, "code" by "is_image";
-        /// Charged per function when it is first used.
-        function_overhead_bytes: u64 = 0, "function_overhead" by "bytes";
         /// Device memory is handed out in chunks of this size; small allocations share one.
         granularity_bytes: u64 = 2 * MIB, "granularity" by "bytes";
         /// Memory pools take device memory in chunks of this.
@@ -126,8 +123,6 @@ settings! {
         teardown_ns_per_pinned_gib: u64 = 110_000_000, "teardown_ms_per_pinned_gib" by "millis";
         /// Whether NVML counts managed memory for its process.
         managed_is_its_processes: bool = false, "managed" by "is_process";
-        /// Whether a descriptor of exported memory keeps it, when nobody else has it.
-        descriptors_keep: bool = true, "descriptors" by "is_keep";
         /// Whether NVML counts imported memory for its importers, too.
         imports_are_both_processes: bool = false, "imports" by "is_both";
     }
@@ -158,8 +153,6 @@ settings! {
     pub struct Costs {
         /// GPU time added to every kernel.
         launch_ns: u64 = 1_000;
-        /// CPU time that every launch call spends, busy.
-        launch_cpu_ns: u64 = 0;
         /// CPU time that recording an event takes at least, busy.
         record_cpu_ns: u64 = 450;
         /// CPU time that asking about an event or a stream takes at least, busy.
@@ -410,11 +403,6 @@ impl GpuConfig {
     pub fn uuid_text(&self) -> String {
         format!("GPU-{}", hex_uuid(&self.uuid))
     }
-
-    /// `dddd:bb:dd.0`, the form of `cuDeviceGetPCIBusId`.
-    pub fn pci_text(&self) -> String {
-        format!("{:04x}:{:02x}:{:02x}.0", self.pci.0, self.pci.1, self.pci.2)
-    }
 }
 
 fn hex_uuid(uuid: &[u8; 16]) -> String {
@@ -484,7 +472,6 @@ fn gpu(index: usize, raw: &RawGpu) -> Result<GpuConfig, ConfigError> {
         numa_node: raw.numa_node.unwrap_or(0),
         pcie_switch: raw.pcie_switch.clone(),
         minor: raw.minor.unwrap_or(i),
-        serial: raw.serial.clone().unwrap_or_else(|| format!("16500230000{index:02}")),
         vgpu: raw.vgpu.unwrap_or(false),
         mig: None,
     };

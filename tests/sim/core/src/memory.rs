@@ -294,9 +294,6 @@ impl Session {
 
     /// A descriptor of its file, with this device and inode, is about to be exported.
     pub fn exported(&self, id: ObjectId, file: (u64, u64)) {
-        if !self.config().memory.descriptors_keep {
-            return;
-        }
         let _locked = self.lock();
         if let Some(object) = self.object(id) {
             object.file[0].store(file.0, Ordering::Relaxed);

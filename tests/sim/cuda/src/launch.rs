@@ -3,7 +3,7 @@
 use crate::abi::{Result, exports, exports_both, get, resolve};
 use crate::capture;
 use crate::context::current;
-use crate::driver::{driver, spend};
+use crate::driver::driver;
 use crate::graph::Kernel;
 use crate::module::Function;
 use crate::stream::{Flavour, Stream, stream};
@@ -122,11 +122,8 @@ fn launch(
         let (at, value) = (parameter(index, params, extra)?, parameter(index + 1, params, extra)?);
         return crate::stream_memory::run_until(s, at, value);
     }
-    let config = driver()?.session.config();
-    let ns = duration(function, params, extra)?;
-    spend(simgpu::clock::now_ns(), config.costs.launch_cpu_ns);
-    let is_chained = is_chained && config.driver.chained_kernels;
-    let op = shape.op(ns, s.context().sm_count())?;
+    let is_chained = is_chained && driver()?.session.config().driver.chained_kernels;
+    let op = shape.op(duration(function, params, extra)?, s.context().sm_count())?;
     s.submit_kernel(op, function.entry.lets_go, is_chained)
 }
 

@@ -211,8 +211,7 @@ impl Function {
         if self.loaded.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let image = if *code == 0 { self.module.image_bytes(memory) } else { 0 };
-        let bytes = memory.function_overhead_bytes + image;
+        let bytes = if *code == 0 { self.module.image_bytes(memory) } else { 0 };
         let gpu = self.module.context.device.gpu;
         if bytes > 0 && !pool::charge(driver, gpu, Use::Module, bytes) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);

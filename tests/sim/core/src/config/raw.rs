@@ -33,7 +33,6 @@ pub(super) struct RawGpu {
     pub(super) numa_node: Option<i32>,
     pub(super) pcie_switch: Option<String>,
     pub(super) minor: Option<u32>,
-    pub(super) serial: Option<String>,
     pub(super) vgpu: Option<bool>,
     pub(super) mig: Option<Vec<toml::Value>>,
 }
@@ -114,10 +113,6 @@ pub(super) fn is_image<'de, D: Deserializer<'de>>(d: D) -> Result<bool, D::Error
 
 pub(super) fn is_process<'de, D: Deserializer<'de>>(d: D) -> Result<bool, D::Error> {
     either(d, ["nobody", "process"])
-}
-
-pub(super) fn is_keep<'de, D: Deserializer<'de>>(d: D) -> Result<bool, D::Error> {
-    either(d, ["nothing", "keep"])
 }
 
 pub(super) fn is_both<'de, D: Deserializer<'de>>(d: D) -> Result<bool, D::Error> {
