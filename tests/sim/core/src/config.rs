@@ -249,12 +249,6 @@ impl Config {
                 return err(format!("gpu {i}: uuid, pci_bus_id and minor must be unique"));
             }
         }
-        let instances = gpus.iter().flat_map(|g| g.mig.iter().flatten().map(|m| m.uuid));
-        let mut uuids: Vec<_> = gpus.iter().map(|g| g.uuid).chain(instances).collect();
-        uuids.sort_unstable();
-        if uuids.windows(2).any(|pair| pair[0] == pair[1]) {
-            return err("mig: uuid must be unique among GPUs and instances");
-        }
         let units = units(&gpus);
         if units.len() > MAX_UNITS {
             return err(format!("{} GPUs and MIG instances: at most {MAX_UNITS}", units.len()));
@@ -495,10 +489,7 @@ fn kernel(raw: &RawKernel) -> Result<KernelRule, ConfigError> {
 
 /// Parses `GPU-…` (or the bare hexadecimal form) into bytes.
 pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
-    parse_hex_uuid(text.strip_prefix("GPU-").unwrap_or(text))
-}
-
-fn parse_hex_uuid(text: &str) -> Option<[u8; 16]> {
+    let text = text.strip_prefix("GPU-").unwrap_or(text);
     let shape: Vec<usize> = text.split('-').map(str::len).collect();
     if shape != [8, 4, 4, 4, 12] || !text.is_ascii() {
         return None;

@@ -3,8 +3,7 @@
 //! A MIG device is a compute instance in a GPU instance. Compute instances of one GPU instance have
 //! its memory in common and multiprocessors of their own (MIG User Guide, "Concepts").
 
-use super::raw::some_bytes;
-use super::{ConfigError, GpuConfig, err, parse_hex_uuid};
+use super::{ConfigError, GpuConfig, err};
 use serde::Deserialize;
 
 /// "up to seven GPU instances" (MIG User Guide, "Introduction"): compute slices of a GPU, and what
@@ -35,10 +34,6 @@ pub struct MigConfig {
 #[serde(deny_unknown_fields)]
 struct Raw {
     profile: String,
-    #[serde(default, deserialize_with = "some_bytes")]
-    memory: Option<u64>,
-    sm_count: Option<u32>,
-    uuid: Option<String>,
     compute: Option<Vec<String>>,
 }
 
@@ -62,13 +57,7 @@ pub(super) fn instances(
     for (at, entry) in list.iter().enumerate() {
         let key = format!("{key}[{at}]");
         let raw = match entry {
-            toml::Value::String(profile) => Raw {
-                profile: profile.clone(),
-                memory: None,
-                sm_count: None,
-                uuid: None,
-                compute: None,
-            },
+            toml::Value::String(profile) => Raw { profile: profile.clone(), compute: None },
             other => other.clone().try_into().map_err(|e: toml::de::Error| {
                 ConfigError(format!("{key}: a profile or a table with one: {}", e.message()))
             })?,
@@ -99,15 +88,8 @@ fn gpu_instance(
     let (slices, gigabytes) = profile(&raw.profile).ok_or_else(|| {
         ConfigError(format!("{key}: profile = {:?}: expected such as \"1g.10gb\"", raw.profile))
     })?;
-    let memory_bytes = raw.memory.unwrap_or(gigabytes << 30);
     let share = gpu.sm_count / MEMORY_SLICES * slices;
-    let whole = if slices == 7 { gpu.sm_count } else { share.max(1) };
-    let sms = raw.sm_count.unwrap_or(whole);
-    if sms == 0 || sms > gpu.sm_count || memory_bytes == 0 {
-        return err(format!(
-            "{key}: {sms} SMs, {memory_bytes} bytes: at least 1, at most the GPU's"
-        ));
-    }
+    let sms = if slices == 7 { gpu.sm_count } else { share.max(1) };
     let parts: Vec<u32> = match &raw.compute {
         None => vec![slices],
         Some(list) => list
@@ -119,35 +101,21 @@ fn gpu_instance(
     if parts.is_empty() || parts.iter().sum::<u32>() > slices {
         return err(format!("{key}: compute: at least one, of {slices} slices together at most"));
     }
-    if raw.uuid.is_some() && parts.len() > 1 {
-        return err(format!("{key}: uuid: only where there is one compute instance"));
-    }
-    let mut instances = Vec::new();
-    for (ci, compute_slices) in (0..).zip(parts) {
-        let uuid = match &raw.uuid {
-            Some(text) => text.strip_prefix("MIG-").and_then(parse_hex_uuid).ok_or_else(|| {
-                ConfigError(format!(
-                    "{key}: uuid = {text:?}: expected MIG-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
-                ))
-            })?,
-            None => derived(gpu.uuid, id, ci),
-        };
-        instances.push(MigConfig {
-            gpu_instance: id,
-            compute_instance: ci,
-            gpu_slices: slices,
-            compute_slices,
-            memory_bytes,
-            sm_count: (sms * compute_slices / slices).max(1),
-            profile: if compute_slices == slices {
-                raw.profile.clone()
-            } else {
-                format!("{compute_slices}c.{}", raw.profile)
-            },
-            uuid,
-        });
-    }
-    Ok(instances)
+    let instance = |(ci, compute_slices)| MigConfig {
+        gpu_instance: id,
+        compute_instance: ci,
+        gpu_slices: slices,
+        compute_slices,
+        memory_bytes: gigabytes << 30,
+        sm_count: (sms * compute_slices / slices).max(1),
+        profile: if compute_slices == slices {
+            raw.profile.clone()
+        } else {
+            format!("{compute_slices}c.{}", raw.profile)
+        },
+        uuid: derived(gpu.uuid, id, ci),
+    };
+    Ok((0..).zip(parts).map(instance).collect())
 }
 
 fn derived(mut uuid: [u8; 16], gi: u32, ci: u32) -> [u8; 16] {
@@ -217,19 +185,6 @@ mod tests {
     }
 
     #[test]
-    fn values_can_be_given() {
-        let uuid = "MIG-01234567-89ab-cdef-0123-456789abcdef";
-        let config = parse(&format!(
-            r#"[{{ profile = "1g.10gb", memory = "9GiB", sm_count = 14, uuid = "{uuid}" }}]"#
-        ))
-        .unwrap();
-        let (gpu, mig) = (&config.gpus[0], &config.gpus[0].mig.as_ref().unwrap()[0]);
-        assert_eq!((mig.memory_bytes, mig.sm_count), (9 << 30, 14));
-        assert_eq!(mig.uuid_text(gpu, "580"), uuid);
-        assert_eq!(parse("[]").unwrap().gpus[0].mig.as_deref(), Some(&[][..]));
-    }
-
-    #[test]
     fn impossible_instances_are_refused() {
         for (mig, part) in [
             (r#"["10gb"]"#, "mig[0]: profile = \"10gb\": expected such as"),
@@ -239,15 +194,9 @@ mod tests {
             (r#"["4g.50gb", "3g.40gb"]"#, "the GPU has less"),
             (r#"[{ profile = "2g.20gb", compute = ["3c"] }]"#, "of 2 slices together"),
             (r#"[{ profile = "2g.20gb", compute = ["c"] }]"#, "compute: expected such as"),
-            (r#"[{ profile = "1g.10gb", uuid = "GPU-1" }]"#, "expected MIG-"),
-            (r#"[{ profile = "1g.10gb", sm_count = 1000 }]"#, "1000 SMs"),
         ] {
             let error = parse(mig).unwrap_err();
             assert!(error.contains("gpu 0: mig") && error.contains(part), "{mig}: {error}");
         }
-        let uuid = "MIG-01234567-89ab-cdef-0123-456789abcdef";
-        let twice = format!(r#"{{ profile = "1g.10gb", uuid = "{uuid}" }}"#);
-        let error = parse(&format!("[{twice}, {twice}]")).unwrap_err();
-        assert!(error.contains("unique"), "{error}");
     }
 }
