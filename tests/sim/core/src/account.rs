@@ -3,6 +3,7 @@
 //! one's. By unit, as of one instant, from the model itself: nothing that a tenant, a shim or a plugin says
 //! is in it.
 
+pub use crate::engine::Handover;
 use crate::engine::{Channel, NONE, Usage};
 use crate::layout::{MAX_SLOTS, MAX_SWITCHES, MAX_XIDS, slot_state};
 use crate::lock;
@@ -20,11 +21,6 @@ pub struct Account {
     /// GPU time used by all, ended processes included, switches left out.
     pub busy_ns: u64,
     pub switches: u32,
-    /// How often the GPU was idle for longer than [`crate::engine::LONG_IDLE_NS`] before work began, switches left out,
-    /// and by how much longer in all.
-    pub long_idles: u64,
-    /// See [`Self::long_idles`].
-    pub long_idle_ns: u64,
     pub contexts: Vec<Context>,
     /// The switches asked for that are still remembered, oldest first.
     #[serde(serialize_with = "summary")]
@@ -48,32 +44,6 @@ pub struct Context {
     pub kernels: u64,
     /// Events and markers completed.
     pub marks: u64,
-    /// Operations completed, copies between host and device, waits and host functions among them.
-    pub operations: u64,
-}
-
-/// The GPU went from one process's work to another's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Handover {
-    /// Counts all switches of the GPU.
-    pub number: u32,
-    /// Whose work ran before: a [`Context::slot`].
-    pub from: u32,
-    /// Whose runs next.
-    pub to: u32,
-    /// When work of the former last ran.
-    pub idle_from_ns: u64,
-    /// When the switch began. Between the two the GPU was idle.
-    pub at_ns: u64,
-    /// When the latter's work begins, the switch's own cost included.
-    pub run_from_ns: u64,
-}
-
-impl Handover {
-    /// For how long the GPU was idle, the switch itself left out.
-    pub fn idle_ns(&self) -> u64 {
-        self.at_ns.saturating_sub(self.idle_from_ns)
-    }
 }
 
 impl Session {
@@ -89,7 +59,6 @@ impl Session {
             let state = locked.state();
             let gpu = &state.gpus[unit];
             (account.busy_ns, account.switches) = (gpu.busy.ns, gpu.switches);
-            (account.long_idles, account.long_idle_ns) = (gpu.long_idles, gpu.long_idle_ns);
             for c in &state.channels[..state.channels_used as usize] {
                 if c.gpu == NONE || c.gpu as usize != unit {
                     continue;
@@ -101,7 +70,6 @@ impl Session {
                     mark_ns: c.mark_ns,
                     kernels: c.kernels,
                     marks: c.marks,
-                    operations: c.completed - c.opened,
                     ..Context::default()
                 });
             }
@@ -112,12 +80,10 @@ impl Session {
                 let record = &self.shared().switches[unit][number as usize % MAX_SWITCHES];
                 let slots = record.slots.load(Ordering::Relaxed);
                 account.handovers.push(Handover {
-                    number,
                     from: u32::try_from(slots >> 32).unwrap_or(NONE),
                     to: u32::try_from(slots & 0xffff_ffff).unwrap_or(NONE),
                     idle_from_ns: record.idle_from_ns.load(Ordering::Relaxed),
                     at_ns: record.at_ns.load(Ordering::Relaxed),
-                    run_from_ns: record.run_from_ns.load(Ordering::Relaxed),
                 });
             }
         }
@@ -319,8 +285,7 @@ mod tests {
 
     #[test]
     fn an_accounts_json_has_percentiles_of_the_idle_time() {
-        let handover =
-            Handover { number: 0, from: 1, to: 2, idle_from_ns: 5, at_ns: 9, run_from_ns: 20 };
+        let handover = Handover { from: 1, to: 2, idle_from_ns: 5, at_ns: 9 };
         let account = Account { handovers: vec![handover], ..Account::default() };
         let json = account.json();
         assert!(json.contains(r#""count":1,"idle_p50_ns":4,"idle_p99_ns":4"#), "{json}");

@@ -37,7 +37,7 @@ pub const MAX_CONFIG: usize = 64 * 1024;
 /// "SIMGPU" and two bytes of the layout's family.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"SIMGPU\x01\x00");
 /// Version of everything below.
-pub const VERSION: u32 = 17;
+pub const VERSION: u32 = 18;
 
 /// Bytes of the file (beyond its end) that are locked, never read.
 pub mod lock_bytes {
@@ -175,7 +175,7 @@ pub struct Xid {
     pub gpu_instance: AtomicU32,
 }
 
-/// One switch, see [`engine::Switch`]. Written by the lock's holder, before the state that
+/// One switch, see [`engine::Handover`]. Written by the lock's holder, before the state that
 /// counts it is published: written again, it is the same.
 #[repr(C)]
 pub struct Switch {
@@ -183,7 +183,6 @@ pub struct Switch {
     pub slots: AtomicU64,
     pub idle_from_ns: AtomicU64,
     pub at_ns: AtomicU64,
-    pub run_from_ns: AtomicU64,
 }
 
 /// One channel's operations. One process writes, the lock's holder reads.

@@ -21,8 +21,6 @@ use crate::layout::{MAX_CHANNELS, MAX_UNITS};
 
 /// No channel, no GPU.
 pub const NONE: u32 = u32::MAX;
-/// A GPU that is idle for no longer is being handed over.
-pub const LONG_IDLE_NS: u64 = 200_000;
 /// Utilisation is remembered in buckets of this length …
 pub const BUCKET_NS: u64 = 100_000_000;
 /// … and this many of them.
@@ -74,7 +72,7 @@ pub trait Queues {
     fn completed(&mut self, channel: u32, seq: u64, at: u64);
     /// Called for every switch of a GPU to another channel; again with the same number when an advance
     /// is repeated whose state was not kept.
-    fn switched(&mut self, gpu: u32, number: u32, switch: Switch);
+    fn switched(&mut self, gpu: u32, number: u32, handover: Handover);
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -88,17 +86,22 @@ pub struct Params {
 
 /// A GPU goes from one process's channel to another's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Switch {
+pub struct Handover {
     /// The process slot whose work ran before.
     pub from: u32,
     /// The one whose work runs next.
     pub to: u32,
     /// When the former's work last ran.
-    pub idle_from: u64,
-    /// When the switch began: what lies between the two the GPU was idle.
-    pub at: u64,
-    /// When the latter's work begins.
-    pub run_from: u64,
+    pub idle_from_ns: u64,
+    /// When the switch began.
+    pub at_ns: u64,
+}
+
+impl Handover {
+    /// For how long the GPU was idle, the switch itself left out.
+    pub fn idle_ns(&self) -> u64 {
+        self.at_ns.saturating_sub(self.idle_from_ns)
+    }
 }
 
 /// The operation at a queue's head.
@@ -170,8 +173,6 @@ pub struct Channel {
     pub running: u32,
     /// Operations completed: all with a lower number, and some others.
     pub completed: u64,
-    /// The first operation's number.
-    pub opened: u64,
     /// `Wait` operations for other channels completed.
     pub waits_done: u64,
     pub busy: Usage,
@@ -211,11 +212,6 @@ pub struct Gpu {
     /// When work last ran.
     pub ran_until: u64,
     pub busy: Usage,
-    /// How often it was idle for longer than [`LONG_IDLE_NS`] between one work and the next, switches left out, and by how
-    /// much longer in all.
-    pub long_idles: u64,
-    /// See [`Self::long_idles`].
-    pub long_idle_ns: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -247,7 +243,6 @@ impl Channel {
         queues: [Queue::EMPTY; QUEUES],
         running: 0,
         completed: 0,
-        opened: 0,
         waits_done: 0,
         busy: Usage::NONE,
         kernels: 0,
@@ -268,8 +263,6 @@ impl State {
             slice_end: 0,
             ran_until: now,
             busy: Usage::NONE,
-            long_idles: 0,
-            long_idle_ns: 0,
         };
         Box::new(State {
             channels_used: 0,
@@ -295,7 +288,6 @@ impl State {
             slot,
             queues: [Queue { read: submitted, ..Queue::EMPTY }; QUEUES],
             completed: submitted,
-            opened: submitted,
             waits_done: waits,
             ..Channel::FREE
         };
@@ -348,16 +340,6 @@ impl State {
 }
 
 impl Gpu {
-    /// Work runs again from `start` on.
-    fn note_idle(&mut self, switch_ns: u64, start: u64) {
-        let switch = if start == self.run_from { switch_ns } else { 0 };
-        let idle = start.saturating_sub(self.ran_until).saturating_sub(switch);
-        if idle > LONG_IDLE_NS {
-            self.long_idles += 1;
-            self.long_idle_ns += idle - LONG_IDLE_NS;
-        }
-    }
-
     /// Work that is done by time `t` since the last switch.
     fn done(&self, cold_ns: u64, t: u64) -> u64 {
         let ran = t.saturating_sub(self.cold_from);

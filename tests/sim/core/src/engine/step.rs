@@ -1,6 +1,6 @@
 //! Advancing the model from event to event.
 
-use super::{Head, NONE, Op, Params, QUEUES, Queue, Queues, State, Switch, WHOLE};
+use super::{Handover, Head, NONE, Op, Params, QUEUES, Queue, Queues, State, WHOLE};
 use crate::layout::MAX_CHANNELS;
 
 /// A GPU that is moved on, and how.
@@ -67,7 +67,7 @@ impl<Q: Queues> Queues for Watch<'_, Q> {
             self.at = Some(at);
         }
     }
-    fn switched(&mut self, _: u32, _: u32, _: Switch) {}
+    fn switched(&mut self, _: u32, _: u32, _: Handover) {}
 }
 
 /// What one GPU does next.
@@ -253,14 +253,13 @@ impl State {
                 state.run_from = now + cost;
                 if current != NONE {
                     let slot = |id: u32| self.channels[id as usize].slot;
-                    let switch = Switch {
+                    let handover = Handover {
                         from: slot(current),
                         to: slot(next),
-                        idle_from: state.ran_until.min(now),
-                        at: now,
-                        run_from: state.run_from,
+                        idle_from_ns: state.ran_until.min(now),
+                        at_ns: now,
                     };
-                    queues.switched(turn.gpu, state.switches, switch);
+                    queues.switched(turn.gpu, state.switches, handover);
                     state.switches = state.switches.wrapping_add(1);
                     state.cold_from = state.run_from;
                 }
@@ -293,7 +292,6 @@ impl State {
             let left = c.running().map(|k| c.queues[k].left).min();
             let end = left.map_or(limit, |left| state.end(params.cold_ns, start, left).min(limit));
             c.busy.add(start, end);
-            state.note_idle(params.switch_ns, start);
             state.busy.add(start, end);
             state.now = end;
             state.ran_until = end;

@@ -13,7 +13,7 @@ struct Plain {
     ops: HashMap<u32, Vec<(u64, usize, Op)>>,
     host: HashSet<(u32, u64)>,
     done: HashMap<(u32, u64), u64>,
-    switches: std::collections::BTreeMap<(u32, u32), super::Switch>,
+    switches: std::collections::BTreeMap<(u32, u32), super::Handover>,
 }
 
 impl Plain {
@@ -52,8 +52,8 @@ impl Queues for Plain {
     fn completed(&mut self, channel: u32, seq: u64, at: u64) {
         assert!(self.done.insert((channel, seq), at).is_none(), "completed twice");
     }
-    fn switched(&mut self, gpu: u32, number: u32, switch: super::Switch) {
-        assert!(self.switches.insert((gpu, number), switch).is_none(), "numbered twice");
+    fn switched(&mut self, gpu: u32, number: u32, handover: super::Handover) {
+        assert!(self.switches.insert((gpu, number), handover).is_none(), "numbered twice");
     }
 }
 
@@ -109,9 +109,9 @@ fn a_switch_tells_for_how_long_the_gpu_was_idle_before_it() {
     q.push(0, 0, Op::Mark(US));
     q.push(1, 131 * US, Op::Compute(10 * US));
     s.advance(&mut q, &PARAMS, 1_000 * US);
-    let switch =
-        super::Switch { from: 0, to: 1, idle_from: 101 * US, at: 131 * US, run_from: 181 * US };
-    assert_eq!(q.switches.into_iter().collect::<Vec<_>>(), [((0, 0), switch)]);
+    let handover = super::Handover { from: 0, to: 1, idle_from_ns: 101 * US, at_ns: 131 * US };
+    assert_eq!(q.switches.into_iter().collect::<Vec<_>>(), [((0, 0), handover)]);
+    assert_eq!(q.done[&(1, 0)], 191 * US, "behind the switch");
     assert_eq!(s.gpus[0].switches, 1);
 }
 

@@ -276,14 +276,13 @@ impl engine::Queues for Rings {
         self.entry(channel, seq).finish_ns.store(at, Ordering::Relaxed);
     }
 
-    fn switched(&mut self, gpu: u32, number: u32, switch: engine::Switch) {
+    fn switched(&mut self, gpu: u32, number: u32, handover: engine::Handover) {
         let log = &self.shared.switches[gpu as usize];
         let record = &log[number as usize % log.len()];
-        let slots = u64::from(switch.from) << 32 | u64::from(switch.to);
+        let slots = u64::from(handover.from) << 32 | u64::from(handover.to);
         record.slots.store(slots, Ordering::Relaxed);
-        record.idle_from_ns.store(switch.idle_from, Ordering::Relaxed);
-        record.at_ns.store(switch.at, Ordering::Relaxed);
-        record.run_from_ns.store(switch.run_from, Ordering::Relaxed);
+        record.idle_from_ns.store(handover.idle_from_ns, Ordering::Relaxed);
+        record.at_ns.store(handover.at_ns, Ordering::Relaxed);
     }
 }
 
