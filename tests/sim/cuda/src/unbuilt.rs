@@ -31,6 +31,8 @@ refuse! { $
     cuMemGetHandleForAddressRange
     // Pools stay in their process.
     cuMemPoolImportFromShareableHandle
+    // The device that memory of a multicast object is bound for (CUDA 13.1).
+    cuMulticastBindAddr_v2 cuMulticastBindMem_v2
     // No graphics API runs beside: "CUDA in Graphics" is not supported.
     cuStreamBeginCaptureToCig cuStreamBeginCaptureToCig_ptsz
     cuStreamEndCaptureToCig cuStreamEndCaptureToCig_ptsz

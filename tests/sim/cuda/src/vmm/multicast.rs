@@ -73,30 +73,27 @@ fn add_device(driver: &'static Driver, object: u64, dev: CUdevice) -> Result<()>
     Ok(())
 }
 
-/// Binds memory that a handle means, whose own offset is `from`.
+/// Binds memory that a handle means, from its offset `from` on.
 fn bind(
-    driver: &Driver,
     vmm: &mut Vmm,
     object: u64,
-    dev: Option<CUdevice>,
-    offset: u64,
+    offset: usize,
     (handle, from): (u64, u64),
-    len: u64,
+    len: usize,
+    flags: c_ulonglong,
 ) -> Result<()> {
-    let grain = granularity(driver);
+    let grain = granularity(driver()?);
+    let (offset, len) = (offset as u64, len as u64);
     let memory = vmm.memory.get(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let end = from.checked_add(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    if len == 0
+    if flags != 0
+        || len == 0
         || end > memory.bytes
         || [offset, from, len].iter().any(|n| !n.is_multiple_of(grain))
     {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let device = memory.device.map(|d| d.ordinal);
-    let device = match (device, dev) {
-        (Some(own), Some(asked)) if own != asked => return Err(CUDA_ERROR_INVALID_DEVICE),
-        (own, asked) => own.or(asked).ok_or(CUDA_ERROR_INVALID_VALUE)?,
-    };
+    let device = memory.device.map(|d| d.ordinal).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let (team, bytes) = team(vmm, object)?;
     // The real driver blocks until all devices have been added; here nobody else will add one.
     if !team.is_complete() {
@@ -115,34 +112,6 @@ fn bind(
         memory.uses += 1;
     }
     Ok(())
-}
-
-/// Where memory to bind is: a handle and an offset, or an address at which it is mapped.
-enum Source {
-    Memory(u64, usize),
-    Address(u64),
-}
-
-fn bind_from(
-    object: u64,
-    dev: Option<CUdevice>,
-    offset: usize,
-    source: Source,
-    len: usize,
-    flags: u64,
-) -> Result<()> {
-    let (driver, mut vmm) = (driver()?, vmm());
-    if flags != 0 {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
-    let memory = match source {
-        Source::Memory(handle, from) => vmm.get(handle).map(|_| (handle, from as u64))?,
-        Source::Address(address) => {
-            let (start, mapping) = vmm.at(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            (mapping.handle, address - start)
-        }
-    };
-    bind(driver, &mut vmm, object, dev, offset as u64, memory, len as u64)
 }
 
 fn unbind(object: u64, dev: CUdevice, offset: u64, len: u64) -> Result<()> {
@@ -167,16 +136,15 @@ exports! {
         add_device(driver()?, object, dev)
     }
     fn cuMulticastBindMem(object: CUmemGenericAllocationHandle, offset: usize, memory: CUmemGenericAllocationHandle, from: usize, len: usize, flags: c_ulonglong) {
-        bind_from(object, None, offset, Source::Memory(memory, from), len, flags)
-    }
-    fn cuMulticastBindMem_v2(object: CUmemGenericAllocationHandle, dev: CUdevice, offset: usize, memory: CUmemGenericAllocationHandle, from: usize, len: usize, flags: c_ulonglong) {
-        bind_from(object, Some(dev), offset, Source::Memory(memory, from), len, flags)
+        let mut vmm = vmm();
+        vmm.get(memory)?;
+        bind(&mut vmm, object, offset, (memory, from as u64), len, flags)
     }
     fn cuMulticastBindAddr(object: CUmemGenericAllocationHandle, offset: usize, address: CUdeviceptr, len: usize, flags: c_ulonglong) {
-        bind_from(object, None, offset, Source::Address(address), len, flags)
-    }
-    fn cuMulticastBindAddr_v2(object: CUmemGenericAllocationHandle, dev: CUdevice, offset: usize, address: CUdeviceptr, len: usize, flags: c_ulonglong) {
-        bind_from(object, Some(dev), offset, Source::Address(address), len, flags)
+        let mut vmm = vmm();
+        let (start, mapping) = vmm.at(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let memory = (mapping.handle, address - start);
+        bind(&mut vmm, object, offset, memory, len, flags)
     }
     fn cuMulticastUnbind(object: CUmemGenericAllocationHandle, dev: CUdevice, offset: usize, len: usize) {
         unbind(object, dev, offset as u64, len as u64)
