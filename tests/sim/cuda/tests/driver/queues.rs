@@ -1,12 +1,11 @@
 //! Streams run by themselves, but for events and the legacy default stream: CUDA Driver API, "Stream
-//! synchronization behavior". `tests/gpu/probes/findings.py` shows that they and their kernels run at once, or by another
-//! configuration do not.
+//! synchronization behavior". `tests/gpu/probes/findings.py` shows that they and their kernels run at once and chained, or by
+//! another configuration do not.
 
 use crate::harness::*;
-use std::ffi::{CString, c_uint, c_void};
+use std::ffi::c_uint;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use tessera_cuda::types::CUlaunchConfig;
 
 const NOT_READY: Result = 600;
 const BLOCKING: c_uint = 0;
@@ -49,41 +48,6 @@ fn let_go(all: &[Handle]) {
     all.iter().for_each(|s| synchronize(*s));
 }
 
-/// How long a pair of kernels of 100 ms takes, in hundreds of milliseconds, of which the second need not wait for the first
-/// where that lets it go.
-fn of_a_pair(lets_go: &str) -> u128 {
-    retain(0);
-    let (mut module, mut spin) = (NULL, NULL);
-    let ptx = format!(".version 7.8\n.entry spin()\n{lets_go}\n");
-    let ptx = CString::new(ptx).unwrap();
-    ok(cuda!(cuModuleLoadData(&raw mut module, ptx.as_ptr().cast())));
-    ok(cuda!(cuModuleGetFunction(&raw mut spin, module, c"spin".as_ptr())));
-    ok(cuda!(cuFuncLoad(spin)));
-    // `CUlaunchAttribute` of 72 bytes: its number, and behind eight bytes its value.
-    let mut attribute = [0u32; 18];
-    (attribute[0], attribute[2]) = (6, 1);
-    let s = stream(NON_BLOCKING);
-    let config = CUlaunchConfig {
-        gridDimX: 1,
-        gridDimY: 1,
-        gridDimZ: 1,
-        blockDimX: 1,
-        blockDimY: 1,
-        blockDimZ: 1,
-        sharedMemBytes: 0,
-        hStream: s.cast(),
-        attrs: attribute.as_mut_ptr().cast(),
-        numAttrs: 1,
-    };
-    let (mut unused, mut ns) = (0u64, 100_000_000u64);
-    let mut params = [(&raw mut unused).cast::<c_void>(), (&raw mut ns).cast()];
-    let since = Instant::now();
-    keep_busy(spin, s);
-    ok(cuda!(cuLaunchKernelEx(&raw const config, spin, params.as_mut_ptr(), std::ptr::null_mut())));
-    synchronize(s);
-    since.elapsed().as_millis() / 100
-}
-
 scenarios! {
     fn with_one_connection_a_stream_holds_another() {
         set("CUDA_DEVICE_MAX_CONNECTIONS", "1");
@@ -124,12 +88,6 @@ scenarios! {
         assert!(is_held(b));
         let_go(&[b]);
         assert_eq!(query(a), 0);
-    }
-
-    /// CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization".
-    fn a_chained_kernel_begins_with_the_one_before_it() {
-        assert_eq!(of_a_pair("griddepcontrol.launch_dependents;"), 1);
-        assert_eq!(of_a_pair(""), 2, "unless that does not let it");
     }
 
     fn all_of_a_context_is_waited_for() {
