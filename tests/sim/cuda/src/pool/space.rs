@@ -175,23 +175,6 @@ mod tests {
     }
 
     #[test]
-    fn a_pending_free_is_only_for_whom_it_is_allowed() {
-        let mut space = Space::new();
-        space.add_chunk(CHUNK, CHUNK);
-        let at = space.take_ready(CHUNK).unwrap();
-        space.free_after(at, CHUNK, 7u64, same);
-        assert_eq!(space.take_ready(512), None);
-        assert!(space.take_pending(512, |a| *a == 8).is_none());
-        assert_eq!(space.take_pending(512, |a| *a == 7), Some((at, 7)));
-        assert!(space.release(0).is_empty(), "a chunk in use stays");
-        space.free_now(at, 512);
-        assert!(space.release(0).is_empty(), "and one whose free is pending");
-        space.settle(|_| true);
-        assert_eq!(space.release(0), [(CHUNK, CHUNK)]);
-        assert_eq!((space.reserved(), space.used()), (0, 0));
-    }
-
-    #[test]
     fn free_memory_is_not_joined_across_chunks() {
         let mut space = Space::<u64>::new();
         space.add_chunk(CHUNK, CHUNK);

@@ -127,24 +127,6 @@ scenarios! {
         assert_eq!(cuda!(cuStreamEndCapture(s, &raw mut graph)), 901);
     }
 
-    fn arrays_take_memory_and_give_it_back() {
-        retain(0);
-        let room = free_bytes();
-        let big = create(floats([4096, 4096, 0])).unwrap();
-        assert_eq!(room - free_bytes(), 64 * MIB);
-        let small: Vec<Handle> = (0..10).map(|_| create(floats([16, 16, 0])).unwrap()).collect();
-        assert_eq!(room - free_bytes(), 66 * MIB, "small arrays share a chunk");
-        let cube = create(Descriptor { Flags: 4, ..floats([256, 256, 6]) }).unwrap();
-        let layers = create(Descriptor { Flags: 1, ..floats([1000, 0, 7]) }).unwrap();
-        let solid = create(floats([128, 128, 128])).unwrap();
-        for array in small.into_iter().chain([big, cube, layers, solid]) {
-            ok(destroy(array));
-        }
-        assert_eq!((free_bytes(), destroy(big)), (room, 400));
-        assert_eq!(create(floats([16_384, 16_384, 16_384])), Err(2));
-        assert_eq!(free_bytes(), room);
-    }
-
     fn copies_to_arrays_are_real() {
         retain(0);
         let array = create(Descriptor { Format: BYTE, ..floats([100, 40, 0]) }).unwrap();
