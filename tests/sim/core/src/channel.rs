@@ -69,7 +69,7 @@ impl Session {
         if matches!(op, Op::Wait { channel: other, .. } if other != channel) {
             ring.waits.fetch_add(1, Ordering::Release);
         }
-        // Release: pairs with Acquire in `Rings::submitted`.
+        // Release: pairs with Acquire in `Queues::submitted`.
         ring.submitted.store(seq + 1, Ordering::Release);
         seq
     }

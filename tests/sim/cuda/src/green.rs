@@ -226,12 +226,12 @@ exports! {
         Ok(handle(resolve::<Green>(green)?.view))
     }
     // "CU_STREAM_NON_BLOCKING: This must be specified."
-    fn cuGreenCtxStreamCreate(green: *mut c_void, flags: c_uint, priority: c_int) -> CUstream {
+    fn cuGreenCtxStreamCreate(green: *mut c_void, flags: c_uint, _priority: c_int) -> CUstream {
         let view = resolve::<Green>(green)?.view;
         if flags != 1 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        Ok(handle(Stream::create(view, flags, priority)))
+        Ok(handle(Stream::create(view, flags)))
     }
     fn cuStreamGetGreenCtx(s: CUstream, out: *mut *mut c_void) {
         put(out, peek(s, crate::stream::Flavour::Legacy)?.context().green())

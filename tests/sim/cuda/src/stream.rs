@@ -16,7 +16,7 @@ use crate::work::each;
 use simgpu::engine::{Op, QUEUES};
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use tessera_cuda::types::{
     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY, CUcontext, CUevent,
@@ -33,7 +33,7 @@ pub(crate) enum Flavour {
 const CU_STREAM_LEGACY: usize = 1;
 const CU_STREAM_PER_THREAD: usize = 2;
 const CU_STREAM_NON_BLOCKING: u32 = 1;
-/// Priorities: 0 is lowest, −5 highest, as on Hopper.
+/// Priorities, which change nothing here: 0 is lowest, −5 highest, as on Hopper.
 pub(crate) const HIGHEST_PRIORITY: i32 = -5;
 
 /// How many queues a process has to a GPU.
@@ -51,7 +51,6 @@ pub(crate) struct Stream {
     header: Header,
     context: AtomicPtr<Context>,
     flags: AtomicU32,
-    priority: AtomicI32,
     id: AtomicU64,
     /// One more than its last operation; 0: none.
     last: AtomicU64,
@@ -83,12 +82,11 @@ thread_local! {
 }
 
 impl Stream {
-    pub(crate) fn create(context: &'static Context, flags: u32, priority: i32) -> &'static Stream {
+    pub(crate) fn create(context: &'static Context, flags: u32) -> &'static Stream {
         let stream = DEAD.take(|| Stream {
             header: Header::new(),
             context: AtomicPtr::default(),
             flags: AtomicU32::default(),
-            priority: AtomicI32::default(),
             id: AtomicU64::default(),
             last: AtomicU64::default(),
             queue: AtomicU32::default(),
@@ -98,7 +96,6 @@ impl Stream {
         });
         stream.context.store(std::ptr::from_ref(context).cast_mut(), Ordering::Relaxed);
         stream.flags.store(flags, Ordering::Relaxed);
-        stream.priority.store(priority.clamp(HIGHEST_PRIORITY, 0), Ordering::Relaxed);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         stream.id.store(id, Ordering::Relaxed);
         let others = queues().saturating_sub(1);
@@ -112,7 +109,7 @@ impl Stream {
 
     /// A context's legacy default stream: its queue is its own.
     pub(crate) fn create_legacy(context: &'static Context) -> &'static Stream {
-        let stream = Stream::create(context, 0, 0);
+        let stream = Stream::create(context, 0);
         stream.queue.store(0, Ordering::Relaxed);
         stream
     }
@@ -368,7 +365,7 @@ fn per_thread(context: &'static Context) -> Result<&'static Stream> {
         if let Some((_, stream)) = own.iter().find(|(c, _)| std::ptr::eq(*c, context)) {
             return Ok(*stream);
         }
-        let stream = Stream::create(context, 0, 0);
+        let stream = Stream::create(context, 0);
         own.push((context, stream));
         Ok(stream)
     })
@@ -376,22 +373,19 @@ fn per_thread(context: &'static Context) -> Result<&'static Stream> {
     .unwrap_or(Ok(context.legacy()))
 }
 
-fn create(flags: c_uint, priority: c_int) -> Result<CUstream> {
+fn create(flags: c_uint) -> Result<CUstream> {
     if flags > CU_STREAM_NON_BLOCKING {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let context = current()?;
     let locks = crate::driver::driver()?.session.config().driver.creations_lock;
     let _alone = locks.then(|| context.owner().calls.alone());
-    Ok(handle(Stream::create(context, flags, priority)))
+    Ok(handle(Stream::create(context, flags)))
 }
 
 exports! {
-    fn cuStreamCreate(flags: c_uint) -> CUstream { create(flags, 0) }
-
-    fn cuStreamCreateWithPriority(flags: c_uint, priority: c_int) -> CUstream {
-        create(flags, priority)
-    }
+    fn cuStreamCreate(flags: c_uint) -> CUstream { create(flags) }
+    fn cuStreamCreateWithPriority(flags: c_uint, _priority: c_int) -> CUstream { create(flags) }
 
     fn cuStreamDestroy, cuStreamDestroy_v2(s: CUstream) {
         // Default streams can't be destroyed.

@@ -161,26 +161,25 @@ impl Locked<'_> {
     pub fn advance(&mut self) -> u64 {
         let now = clock::now_ns();
         let params = self.session.params();
-        let mut rings = Rings { shared: self.session.shared };
-        self.state().advance(&mut rings, &params, now);
+        let mut queues = self.session.shared;
+        self.state().advance(&mut queues, &params, now);
         self.commit();
         now
     }
 
     /// Whether an operation is complete as of the last advance.
     pub(crate) fn is_complete(&mut self, channel: u32, seq: u64) -> bool {
-        let rings = Rings { shared: self.session.shared };
-        self.state().is_complete(&rings, channel, seq)
+        let queues = self.session.shared;
+        self.state().is_complete(&queues, channel, seq)
     }
 
     /// When `seq` of `channel` will be complete if nothing more is submitted, at most `horizon`.
     pub(crate) fn predict(&mut self, channel: u32, seq: u64, horizon: u64) -> Option<u64> {
         let params = self.session.params();
-        let rings = Rings { shared: self.session.shared };
         // SAFETY: as in `state`.
         let scratch = unsafe { &mut *self.session.scratch.get() };
         copy_state(&scratch.state, &mut scratch.spare);
-        scratch.spare.predict(&rings, &params, channel, seq, horizon)
+        scratch.spare.predict(&self.session.shared, &params, channel, seq, horizon)
     }
 
     /// Publishes the private copy: the inactive buffer, then the flip, then the readers' hints.
@@ -213,31 +212,20 @@ fn copy_state(from: &State, to: &mut State) {
     to.channels[..used].copy_from_slice(&from.channels[..used]);
 }
 
-/// The engine's view of the rings.
-struct Rings {
-    shared: &'static Shared,
-}
-
-impl Rings {
-    fn entry(&self, channel: u32, seq: u64) -> &'static Entry {
-        entry(self.shared, channel, seq)
-    }
-}
-
 /// Operation `seq` of a channel.
-pub(crate) fn entry(shared: &'static Shared, channel: u32, seq: u64) -> &'static Entry {
+pub(crate) fn entry(shared: &Shared, channel: u32, seq: u64) -> &Entry {
     #[allow(clippy::cast_possible_truncation, reason = "a remainder below RING")]
     &shared.rings[channel as usize].entries[(seq % RING as u64) as usize]
 }
 
-impl engine::Queues for Rings {
+impl engine::Queues for &'static Shared {
     fn submitted(&self, channel: u32) -> u64 {
         // Acquire: pairs with Release in `Session::submit`; covers the entry.
-        self.shared.rings[channel as usize].submitted.load(Ordering::Acquire)
+        self.rings[channel as usize].submitted.load(Ordering::Acquire)
     }
 
     fn op(&self, channel: u32, seq: u64) -> (u64, engine::Op) {
-        let e = self.entry(channel, seq);
+        let e = entry(self, channel, seq);
         let tag = e.kind.load(Ordering::Relaxed);
         let value = e.value.load(Ordering::Relaxed);
         let op = match tag & 0xff {
@@ -259,25 +247,25 @@ impl engine::Queues for Rings {
     }
 
     fn queue(&self, channel: u32, seq: u64) -> usize {
-        (self.entry(channel, seq).kind.load(Ordering::Relaxed) >> 8 & 0xff) as usize
+        (entry(self, channel, seq).kind.load(Ordering::Relaxed) >> 8 & 0xff) as usize
     }
 
     fn host_done(&self, channel: u32, seq: u64) -> bool {
         // Acquire: pairs with Release in `Session::host_done`.
-        self.entry(channel, seq).value.load(Ordering::Acquire) != 0
+        entry(self, channel, seq).value.load(Ordering::Acquire) != 0
     }
 
     fn waits(&self, channel: u32) -> u64 {
-        let waits: &AtomicU64 = &self.shared.rings[channel as usize].waits;
+        let waits: &AtomicU64 = &self.rings[channel as usize].waits;
         waits.load(Ordering::Acquire)
     }
 
     fn completed(&mut self, channel: u32, seq: u64, at: u64) {
-        self.entry(channel, seq).finish_ns.store(at, Ordering::Relaxed);
+        entry(self, channel, seq).finish_ns.store(at, Ordering::Relaxed);
     }
 
     fn switched(&mut self, gpu: u32, number: u32, handover: engine::Handover) {
-        let log = &self.shared.switches[gpu as usize];
+        let log = &self.switches[gpu as usize];
         let record = &log[number as usize % log.len()];
         let slots = u64::from(handover.from) << 32 | u64::from(handover.to);
         record.slots.store(slots, Ordering::Relaxed);
