@@ -23,10 +23,8 @@ pub const MAX_CHANNELS: usize = 256;
 pub const RING: usize = 1024;
 /// Words of a channel that wait to be written.
 pub const WRITES: usize = 256;
-/// Pieces of device memory that processes share at one time.
+/// Pieces of device memory that processes share, and interprocess events, at one time.
 pub const MAX_OBJECTS: usize = 8192;
-/// Interprocess events at one time.
-pub const MAX_EVENTS: usize = 8192;
 /// Switches between processes remembered, for each unit.
 pub const MAX_SWITCHES: usize = 1024;
 /// XID events remembered.
@@ -74,10 +72,6 @@ pub struct Shared {
     /// Objects at and above this index were never used.
     pub objects_used: AtomicU32,
     pub objects: [Object; MAX_OBJECTS],
-    /// Events at and above this index were never used.
-    pub events_used: AtomicU32,
-    /// Events that more than one process may record and wait for.
-    pub events: [Event; MAX_EVENTS],
     /// 1 once the GPU has fallen off the bus.
     pub lost: [AtomicU32; MAX_GPUS],
     /// The last sign of a GPU thread, CLOCK_MONOTONIC; 0: there is none. See [`crate::channel`].
@@ -152,17 +146,7 @@ pub struct Object {
     pub file: [AtomicU64; 2],
     /// The slots that hold it, one bit each.
     pub holders: [AtomicU64; MAX_SLOTS / 64],
-}
-
-/// An interprocess event. It lives as long as the process that made it keeps it.
-#[repr(C)]
-pub struct Event {
-    /// One more than the slot of the process that made it; 0: nobody's. Stored last.
-    pub owner: AtomicU32,
-    pub gpu: AtomicU32,
-    /// Counts the event's lives.
-    pub generation: AtomicU64,
-    /// Its last record; see [`crate::memory`].
+    /// Of an interprocess event, which has no bytes: its last record; see [`crate::memory`].
     pub last: AtomicU64,
 }
 

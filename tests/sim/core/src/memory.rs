@@ -8,13 +8,11 @@
 //! exported descriptor keeps it. Rules of
 //! [`crate::layout`]: `live` is stored last, and what a death ends are bits of `holders`.
 //!
-//! An event's last record is one word, a channel and an operation of it, so a kill tears nothing. Numbers
-//! of operations go on when a channel gets another owner, so a record whose process is gone reads as
-//! complete, as the work of a process that is gone is.
+//! An event is an object without bytes, which its maker alone holds. Its last record is one word, a channel and an
+//! operation of it, so a kill tears nothing. Numbers of operations go on when a channel gets another owner, so a record
+//! whose process is gone reads as complete, as the work of a process that is gone is.
 
-use crate::layout::{
-    Event, MAX_EVENTS, MAX_OBJECTS, MAX_SLOTS, Object, Shared, SlotMemory, slot_state,
-};
+use crate::layout::{MAX_OBJECTS, MAX_SLOTS, Object, Shared, SlotMemory, slot_state};
 use crate::session::{Locked, Session};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -151,7 +149,7 @@ impl Locked<'_> {
     }
 }
 
-/// Names an object or an event, for other processes too.
+/// Names an object, for other processes too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectId {
     pub index: u32,
@@ -232,6 +230,7 @@ pub(crate) fn by_use_of(shared: &Shared, slot: usize, gpu: usize) -> Vec<(Use, u
         .filter(|o| o.gpu.load(Ordering::Relaxed) as usize == gpu && o.is_live())
         .filter(|o| o.counts_for() == Some(slot))
         .map(|o| (o.kind(), o.bytes.load(Ordering::Relaxed)))
+        .filter(|(_, bytes)| *bytes > 0)
         .collect()
 }
 
@@ -268,6 +267,7 @@ impl Session {
         object.kind.store(kind as u32, Ordering::Relaxed);
         object.owner.store(u32::try_from(slot).ok()?, Ordering::Relaxed);
         object.bytes.store(bytes, Ordering::Relaxed);
+        object.last.store(0, Ordering::Relaxed);
         object.file.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         let generation = object.generation.fetch_add(1, Ordering::Relaxed) + 1;
         let (word, bit) = word_and_bit(slot);
@@ -321,56 +321,20 @@ impl Session {
 /// Bits of a record's word that hold the operation's number; one more than the channel is above.
 const SEQ_BITS: u32 = 48;
 
-fn used_events(shared: &Shared) -> &[Event] {
-    &shared.events[..(shared.events_used.load(Ordering::Acquire) as usize).min(MAX_EVENTS)]
-}
-
-fn owner(slot: usize) -> Option<u32> {
-    u32::try_from(slot + 1).ok()
-}
-
-/// A slot's process is gone, or a new one begins: its events are nobody's. Under the lock.
-pub(crate) fn forget_owner(shared: &Shared, slot: usize) {
-    for event in used_events(shared) {
-        if Some(event.owner.load(Ordering::Relaxed)) == owner(slot) {
-            event.owner.store(0, Ordering::Release);
-        }
-    }
-}
-
 impl Session {
-    /// A new event, never recorded; no slot or no event is free: `None`.
+    /// A new event, never recorded; no slot or no object is free: `None`.
     pub fn create_event(&self, gpu: usize) -> Option<ObjectId> {
-        let owner = owner(self.slot()?)?;
-        let shared = self.shared();
-        let _locked = self.lock();
-        let free = |e: &Event| e.owner.load(Ordering::Relaxed) == 0;
-        let at = shared.events.iter().position(free)?;
-        let (event, index) = (&shared.events[at], u32::try_from(at).ok()?);
-        let generation = event.generation.fetch_add(1, Ordering::Relaxed) + 1;
-        event.gpu.store(u32::try_from(gpu).ok()?, Ordering::Relaxed);
-        event.last.store(0, Ordering::Relaxed);
-        shared.events_used.fetch_max(index + 1, Ordering::AcqRel);
-        // Release: publishes the fields.
-        event.owner.store(owner, Ordering::Release);
-        Some(ObjectId { index, generation })
-    }
-
-    pub fn destroy_event(&self, id: ObjectId) {
-        let _locked = self.lock();
-        if let Some(event) = self.event(id) {
-            event.owner.store(0, Ordering::Release);
-        }
+        self.share(gpu, Use::Allocation, 0)
     }
 
     /// The unit of the context that the event was made in; it is gone: `None`.
     pub fn event_gpu(&self, id: ObjectId) -> Option<usize> {
-        self.event(id).map(|event| event.gpu.load(Ordering::Relaxed) as usize)
+        self.object(id).map(|event| event.gpu.load(Ordering::Relaxed) as usize)
     }
 
     /// Operation `seq` of `channel` records the event.
     pub fn record_event(&self, id: ObjectId, channel: u32, seq: u64) {
-        if let Some(event) = self.event(id) {
+        if let Some(event) = self.object(id) {
             // Release: the operation was submitted before.
             event.last.store((u64::from(channel) + 1) << SEQ_BITS | seq, Ordering::Release);
         }
@@ -378,14 +342,8 @@ impl Session {
 
     /// The channel and operation of its last record; never recorded, or gone: `None`.
     pub fn recorded_event(&self, id: ObjectId) -> Option<(u32, u64)> {
-        let word = self.event(id)?.last.load(Ordering::Acquire);
+        let word = self.object(id)?.last.load(Ordering::Acquire);
         let channel = u32::try_from(word >> SEQ_BITS).ok()?.checked_sub(1)?;
         Some((channel, word & ((1 << SEQ_BITS) - 1)))
-    }
-
-    fn event(&self, id: ObjectId) -> Option<&'static Event> {
-        let event = self.shared().events.get(id.index as usize)?;
-        let alive = event.owner.load(Ordering::Acquire) != 0;
-        (alive && event.generation.load(Ordering::Relaxed) == id.generation).then_some(event)
     }
 }

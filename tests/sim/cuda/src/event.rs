@@ -214,7 +214,7 @@ exports! {
             capture::forget_event(event);
             *lock(&event.record) = None;
             if let Some(common) = lock(&event.common).take().filter(|common| !common.imported) {
-                driver()?.session.destroy_event(common.id);
+                driver()?.session.let_go(common.id);
             }
             DEAD.give(event);
         }

@@ -296,7 +296,6 @@ impl Session {
             }
             slot.describe();
             memory::forget_holder(self.shared, i);
-            memory::forget_owner(self.shared, i);
             slot.forget();
             let used = u32::try_from(i + 1).unwrap_or(u32::MAX);
             self.shared.slots_used.fetch_max(used, Ordering::AcqRel);
@@ -313,7 +312,6 @@ impl Session {
         let mut locked = self.lock();
         locked.close_channels_of(i);
         memory::forget_holder(self.shared, i);
-        memory::forget_owner(self.shared, i);
         let slot = &self.shared.slots[i];
         slot.forget();
         slot.state.store(slot_state::FREE, Ordering::Release);
@@ -374,7 +372,6 @@ impl Locked<'_> {
                 && slot.release_ns.load(Ordering::Relaxed) <= now
             {
                 memory::forget_holder(shared, i);
-                memory::forget_owner(shared, i);
                 slot.forget();
                 slot.state.store(slot_state::FREE, Ordering::Release);
             }
