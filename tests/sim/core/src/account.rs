@@ -137,8 +137,6 @@ pub struct ProcessOnGpu {
     /// Bytes in use as NVML counts them: without managed memory, which is a kernel module's (UVM), and with what it
     /// has imported, both unless the configuration says otherwise.
     pub used_bytes: u64,
-    /// The same by use; those of 0 bytes are left out.
-    pub by_use: Vec<(Use, u64)>,
     pub busy_ns: u64,
     /// Percent of the last second in which it kept the GPU busy.
     pub percent: u32,
@@ -157,6 +155,7 @@ impl Session {
     /// that executed another program is one process, with what is left of the former one's memory.
     pub fn processes(&self, gpu: usize) -> Vec<ProcessOnGpu> {
         let mut found = Vec::new();
+        let config = self.config().memory;
         {
             let mut locked = self.lock();
             locked.recover_dead(true);
@@ -164,53 +163,42 @@ impl Session {
             let used = self.shared().slots_used.load(Ordering::Acquire) as usize;
             for i in 0..used.min(MAX_SLOTS) {
                 let slot = &self.shared().slots[i];
-                let memory = &slot.memory[gpu];
                 let state = slot.state.load(Ordering::Acquire);
                 if !matches!(state, slot_state::LIVE | slot_state::DYING) {
                     continue;
                 }
-                let shared = memory::by_use_of(self.shared(), i, gpu);
-                if memory.total() == 0 && shared.is_empty() {
+                let (shared, imported) = memory::bytes_of(self.shared(), i, gpu);
+                let [own, managed] = [Use::Own, Use::Managed].map(|u| slot.memory[gpu].bytes(u));
+                if own + managed + shared == 0 {
                     continue;
                 }
+                let managed = if config.managed_is_its_processes { managed } else { 0 };
+                let imported = if config.imports_are_both_processes { imported } else { 0 };
+                let used_bytes = own + shared + managed + imported;
                 let mine =
                     |c: &&Channel| c.gpu != NONE && c.gpu as usize == gpu && c.slot as usize == i;
                 let busy = locked.state().channels.iter().find(mine).map(|c| c.busy);
                 let busy = busy.unwrap_or(Usage::NONE);
-                let mut by_use = memory.by_use();
-                add_up(&mut by_use, shared);
-                let imported = match self.config().memory.imports_are_both_processes {
-                    true => memory::imported_by(self.shared(), i, gpu),
-                    false => 0,
-                };
-                found.push((i, by_use, imported, busy.ns, busy.percent(now, WINDOW)));
+                found.push((i, used_bytes, busy.ns, busy.percent(now, WINDOW)));
             }
         }
         let mut processes: Vec<ProcessOnGpu> = Vec::new();
-        for (i, by_use, imported, busy_ns, percent) in found {
+        for (i, used_bytes, busy_ns, percent) in found {
             let pid = self.pid_of(i);
             match processes.iter_mut().find(|process| pid > 0 && process.pid == pid) {
                 Some(same) => {
-                    add_up(&mut same.by_use, by_use);
-                    same.used_bytes += imported;
+                    same.used_bytes += used_bytes;
                     same.busy_ns += busy_ns;
                     same.percent = (same.percent + percent).min(100);
                 }
                 None => processes.push(ProcessOnGpu {
                     pid,
                     name: self.shared().slots[i].name_text(),
-                    used_bytes: imported,
-                    by_use,
+                    used_bytes,
                     busy_ns,
                     percent,
                 }),
             }
-        }
-        for process in &mut processes {
-            let shows =
-                |kind: Use| kind != Use::Managed || self.config().memory.managed_is_its_processes;
-            process.used_bytes +=
-                process.by_use.iter().filter(|(kind, _)| shows(*kind)).map(|(_, n)| n).sum::<u64>();
         }
         processes
     }
@@ -260,15 +248,6 @@ impl Session {
             gpu_instance: Some(record.gpu_instance.load(Ordering::Relaxed))
                 .filter(|id| *id != u32::MAX),
         })
-    }
-}
-
-fn add_up(sums: &mut Vec<(Use, u64)>, more: Vec<(Use, u64)>) {
-    for (kind, bytes) in more {
-        match sums.iter_mut().find(|(k, _)| *k == kind) {
-            Some((_, sum)) => *sum += bytes,
-            None => sums.push((kind, bytes)),
-        }
     }
 }
 

@@ -126,7 +126,7 @@ pub struct Slot {
 
 /// Device memory of one process on one unit, in bytes, by [`crate::memory::Use`].
 #[repr(C)]
-pub struct SlotMemory(pub [AtomicU64; crate::memory::USES.len()]);
+pub struct SlotMemory(pub [AtomicU64; 2]);
 
 /// A piece of device memory that more than one process may hold, counted once. It is free again
 /// when nobody holds it and no exported descriptor of it is open; `holders` is the only word that a holder's death
@@ -136,7 +136,6 @@ pub struct Object {
     /// 1 once the other fields are written.
     pub live: AtomicU32,
     pub gpu: AtomicU32,
-    pub kind: AtomicU32,
     /// The slot of the process that made it. It counts for that one while it holds it.
     pub owner: AtomicU32,
     /// Counts the object's lives.

@@ -14,52 +14,29 @@
 
 use crate::layout::{MAX_OBJECTS, MAX_SLOTS, Object, Shared, SlotMemory, slot_state};
 use crate::session::{Locked, Session};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What device memory is used for.
+/// What device memory is to NVML.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    Allocation,
-    Pool,
-    Virtual,
-    Array,
-    Context,
-    Module,
-    Local,
+    /// Its process's.
+    Own,
+    /// Managed: a kernel module's (UVM), unless the configuration says otherwise.
     Managed,
 }
 
-/// Every use, and what `simgpu-ctl status` calls it; by [`Use`].
-pub const USES: [(Use, &str); 8] = [
-    (Use::Allocation, "allocated"),
-    (Use::Pool, "pools"),
-    (Use::Virtual, "virtual memory"),
-    (Use::Array, "arrays"),
-    (Use::Context, "contexts"),
-    (Use::Module, "modules"),
-    (Use::Local, "local memory"),
-    (Use::Managed, "managed"),
-];
-
-impl Use {
-    pub fn name(self) -> &'static str {
-        USES[self as usize].1
-    }
-}
-
 impl SlotMemory {
-    pub(crate) fn word(&self, kind: Use) -> &AtomicU64 {
+    fn word(&self, kind: Use) -> &AtomicU64 {
         &self.0[kind as usize]
     }
 
-    pub fn total(&self) -> u64 {
-        self.0.iter().map(|word| word.load(Ordering::Relaxed)).sum()
+    pub(crate) fn bytes(&self, kind: Use) -> u64 {
+        self.word(kind).load(Ordering::Relaxed)
     }
 
-    /// By use; those of 0 bytes are left out.
-    pub(crate) fn by_use(&self) -> Vec<(Use, u64)> {
-        let bytes = |(kind, _): (Use, _)| (kind, self.word(kind).load(Ordering::Relaxed));
-        USES.into_iter().map(bytes).filter(|(_, n)| *n > 0).collect()
+    pub fn total(&self) -> u64 {
+        self.bytes(Use::Own) + self.bytes(Use::Managed)
     }
 
     pub(crate) fn clear(&self) {
@@ -145,7 +122,7 @@ impl Locked<'_> {
             .filter(|s| s.state.load(Ordering::Acquire) != slot_state::FREE)
             .flat_map(|s| &s.memory[unit.memory.clone()])
             .fold(0u64, |sum, memory| sum.saturating_add(memory.total()))
-            .saturating_add(bytes_on(shared, unit.memory.clone()))
+            .saturating_add(bytes_where(shared, unit.memory.clone(), |_| true))
     }
 }
 
@@ -204,43 +181,27 @@ impl Object {
             self.live.store(0, Ordering::Release);
         }
     }
-
-    fn kind(&self) -> Use {
-        let at = self.kind.load(Ordering::Relaxed) as usize;
-        USES.get(at).map_or(Use::Allocation, |(kind, _)| *kind)
-    }
 }
 
 fn used(shared: &Shared) -> &[Object] {
     &shared.objects[..(shared.objects_used.load(Ordering::Acquire) as usize).min(MAX_OBJECTS)]
 }
 
-/// Bytes of live objects on these units.
-pub(crate) fn bytes_on(shared: &Shared, units: std::ops::Range<usize>) -> u64 {
+/// Bytes of such live objects on these units.
+fn bytes_where(shared: &Shared, units: Range<usize>, such: impl Fn(&Object) -> bool) -> u64 {
     used(shared)
         .iter()
-        .filter(|o| units.contains(&(o.gpu.load(Ordering::Relaxed) as usize)) && o.is_live())
+        .filter(|o| units.contains(&(o.gpu.load(Ordering::Relaxed) as usize)))
+        .filter(|o| o.is_live() && such(o))
         .fold(0, |sum, o| sum.saturating_add(o.bytes.load(Ordering::Relaxed)))
 }
 
-/// What counts for a slot on a GPU.
-pub(crate) fn by_use_of(shared: &Shared, slot: usize, gpu: usize) -> Vec<(Use, u64)> {
-    used(shared)
-        .iter()
-        .filter(|o| o.gpu.load(Ordering::Relaxed) as usize == gpu && o.is_live())
-        .filter(|o| o.counts_for() == Some(slot))
-        .map(|o| (o.kind(), o.bytes.load(Ordering::Relaxed)))
-        .filter(|(_, bytes)| *bytes > 0)
-        .collect()
-}
-
-/// Bytes that a slot holds on a GPU and that count for another.
-pub(crate) fn imported_by(shared: &Shared, slot: usize, gpu: usize) -> u64 {
-    used(shared)
-        .iter()
-        .filter(|o| o.gpu.load(Ordering::Relaxed) as usize == gpu && o.is_live())
-        .filter(|o| o.is_held_by(slot) && o.counts_for() != Some(slot))
-        .fold(0, |sum, o| sum.saturating_add(o.bytes.load(Ordering::Relaxed)))
+/// Bytes of a GPU that count for a slot, and those that it holds and that count for another.
+pub(crate) fn bytes_of(shared: &Shared, slot: usize, gpu: usize) -> (u64, u64) {
+    let counts = |o: &Object| o.counts_for() == Some(slot);
+    let on = gpu..gpu + 1;
+    let imported = bytes_where(shared, on.clone(), |o| o.is_held_by(slot) && !counts(o));
+    (bytes_where(shared, on, counts), imported)
 }
 
 /// A slot's process is gone, or a new one begins: it holds nothing. Under the lock.
@@ -255,7 +216,7 @@ pub(crate) fn forget_holder(shared: &Shared, slot: usize) {
 impl Session {
     /// Makes `bytes` of what this process was charged for an object that others may hold; no slot
     /// or no object is free: `None`.
-    pub fn share(&self, gpu: usize, kind: Use, bytes: u64) -> Option<ObjectId> {
+    pub fn share(&self, gpu: usize, bytes: u64) -> Option<ObjectId> {
         let slot = self.slot()?;
         let shared = self.shared();
         let _locked = self.lock();
@@ -264,7 +225,6 @@ impl Session {
         object.live.store(0, Ordering::Release);
         let index = u32::try_from(at).ok()?;
         object.gpu.store(u32::try_from(gpu).ok()?, Ordering::Relaxed);
-        object.kind.store(kind as u32, Ordering::Relaxed);
         object.owner.store(u32::try_from(slot).ok()?, Ordering::Relaxed);
         object.bytes.store(bytes, Ordering::Relaxed);
         object.last.store(0, Ordering::Relaxed);
@@ -278,7 +238,7 @@ impl Session {
         // Release: publishes the fields. Until the next line the bytes count twice, which a kill
         // here leaves so until the process's teardown.
         object.live.store(1, Ordering::Release);
-        self.hand_over(gpu, kind, bytes);
+        self.hand_over(gpu, Use::Own, bytes);
         Some(ObjectId { index, generation })
     }
 
@@ -324,7 +284,7 @@ const SEQ_BITS: u32 = 48;
 impl Session {
     /// A new event, never recorded; no slot or no object is free: `None`.
     pub fn create_event(&self, gpu: usize) -> Option<ObjectId> {
-        self.share(gpu, Use::Allocation, 0)
+        self.share(gpu, 0)
     }
 
     /// The unit of the context that the event was made in; it is gone: `None`.

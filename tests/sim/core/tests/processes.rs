@@ -145,7 +145,7 @@ fn processes_that_start_together_share_one_state() {
         .map(|_| {
             Child::run(|| {
                 let s = open_and_claim(&path);
-                let ok = s.charge(0, Use::Allocation, 5 * MIB);
+                let ok = s.charge(0, Use::Own, 5 * MIB);
                 ready.raise();
                 done.reached(1);
                 i32::from(!ok)
@@ -163,7 +163,7 @@ fn processes_that_start_together_share_one_state() {
 #[test]
 fn a_killed_process_gives_its_memory_back_after_the_teardown() {
     let (_dir, path) = state();
-    let child = holder(&path, |s| assert!(s.charge(1, Use::Allocation, 700 * MIB)));
+    let child = holder(&path, |s| assert!(s.charge(1, Use::Own, 700 * MIB)));
     let s = open(&path);
     assert_eq!(s.used(1), 700 * MIB);
     child.kill();
@@ -180,12 +180,12 @@ fn memory_is_refused_beyond_the_gpu_and_granted_again_after_a_death() {
     let (_dir, path) = state();
     let s = open_and_claim(&path);
     let capacity = s.capacity(0);
-    let child = holder(&path, |s| assert!(s.charge(0, Use::Allocation, capacity)));
-    assert!(!s.charge(0, Use::Allocation, 1));
-    assert!(s.charge(1, Use::Allocation, capacity), "the other GPU is free");
+    let child = holder(&path, |s| assert!(s.charge(0, Use::Own, capacity)));
+    assert!(!s.charge(0, Use::Own, 1));
+    assert!(s.charge(1, Use::Own, capacity), "the other GPU is free");
     child.kill();
-    assert!(!s.charge(0, Use::Allocation, 1), "not before the teardown");
-    eventually("room", || s.charge(0, Use::Allocation, capacity));
+    assert!(!s.charge(0, Use::Own, 1), "not before the teardown");
+    eventually("room", || s.charge(0, Use::Own, capacity));
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn a_forked_child_keeps_its_parents_memory_in_use() {
     let grandchild = Flag::new();
     let parent = Child::run(|| {
         let s = open_and_claim(&path);
-        s.charge(0, Use::Allocation, 64 * MIB);
+        s.charge(0, Use::Own, 64 * MIB);
         let heir = Child::run(|| {
             ready.raise();
             grandchild.reached(1);
@@ -217,9 +217,9 @@ fn a_forked_child_keeps_its_parents_memory_in_use() {
 #[test]
 fn a_process_that_closes_every_descriptor_still_owns_its_slot() {
     let (_dir, path) = state();
-    let other = holder(&path, |s| assert!(s.charge(0, Use::Allocation, 32 * MIB)));
+    let other = holder(&path, |s| assert!(s.charge(0, Use::Own, 32 * MIB)));
     let closer = holder(&path, |s| {
-        assert!(s.charge(0, Use::Allocation, 16 * MIB));
+        assert!(s.charge(0, Use::Own, 16 * MIB));
         // SAFETY: closes descriptors that nothing below uses.
         unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
         // A foreign file takes the number: its locks must not be taken for ours.
@@ -238,13 +238,13 @@ fn a_process_that_closes_every_descriptor_still_owns_its_slot() {
 fn killing_the_holder_of_the_lock_wedges_nobody() {
     let (_dir, path) = state();
     let child = holder(&path, |s| {
-        assert!(s.charge(0, Use::Allocation, MIB));
+        assert!(s.charge(0, Use::Own, MIB));
         std::mem::forget(s.lock());
     });
     child.kill();
     let s = open_and_claim(&path);
     eventually("the dead holder's memory", || s.used(0) == 0);
-    assert!(s.charge(0, Use::Allocation, MIB));
+    assert!(s.charge(0, Use::Own, MIB));
 }
 
 #[test]
@@ -261,10 +261,10 @@ fn a_storm_of_kills_leaves_a_whole_state() {
                     let channel = s.open_channel(0).unwrap();
                     started.raise();
                     loop {
-                        s.charge(0, Use::Allocation, MIB);
+                        s.charge(0, Use::Own, MIB);
                         let seq = s.submit(channel, 0, Op::Compute(20_000));
                         s.is_complete(channel, seq);
-                        s.uncharge(0, Use::Allocation, MIB);
+                        s.uncharge(0, Use::Own, MIB);
                     }
                 })
             })
@@ -290,7 +290,7 @@ fn two_busy_processes_get_half_the_gpu_each() {
     let ready = Flag::new();
     let other = Child::run(|| {
         let s = open_and_claim(&path);
-        s.charge(0, Use::Context, MIB);
+        s.charge(0, Use::Own, MIB);
         let channel = s.open_channel(0).unwrap();
         ready.raise();
         loop {
@@ -385,8 +385,8 @@ const FIRST: ObjectId = ObjectId { index: 0, generation: 1 };
 fn shared_memory_counts_once_and_moves_to_who_holds_it() {
     let (_dir, path) = state();
     let child = holder(&path, |s| {
-        assert!(s.charge(0, Use::Virtual, 6 * MIB) && s.charge(0, Use::Allocation, MIB));
-        assert_eq!(s.share(0, Use::Virtual, 6 * MIB), Some(FIRST));
+        assert!(s.charge(0, Use::Own, 6 * MIB) && s.charge(0, Use::Own, MIB));
+        assert_eq!(s.share(0, 6 * MIB), Some(FIRST));
     });
     let s = open_and_claim(&path);
     assert_eq!(s.hold(FIRST), Some((0, 6 * MIB)));
@@ -395,7 +395,7 @@ fn shared_memory_counts_once_and_moves_to_who_holds_it() {
     assert_eq!(bytes(&s), [7 * MIB], "for its maker");
     child.kill();
     eventually("the maker's teardown", || s.used(0) == 6 * MIB);
-    assert_eq!(s.processes(0)[0].by_use, [(Use::Virtual, 6 * MIB)], "for its holder");
+    assert_eq!(bytes(&s), [6 * MIB], "for its holder");
     s.let_go(FIRST);
     assert_eq!((s.used(0), s.hold(FIRST)), (0, None));
 }
@@ -422,9 +422,9 @@ fn an_instances_memory_is_its_own() {
     let (_dir, path) = state();
     let s = machine(&path);
     assert_eq!([s.capacity(0), s.capacity(1)], [2 << 30, 4 << 30]);
-    assert!(s.charge(0, Use::Allocation, 2 << 30));
-    assert!(!s.charge(0, Use::Allocation, 1), "full");
-    assert!(s.charge(1, Use::Allocation, 4 << 30), "and its neighbour is empty");
+    assert!(s.charge(0, Use::Own, 2 << 30));
+    assert!(!s.charge(0, Use::Own, 1), "full");
+    assert!(s.charge(1, Use::Own, 4 << 30), "and its neighbour is empty");
     assert_eq!([s.used(0), s.used(1), s.used(4)], [2 << 30, 4 << 30, 0]);
 }
 
@@ -432,10 +432,10 @@ fn an_instances_memory_is_its_own() {
 fn compute_instances_share_their_gpu_instances_memory() {
     let (_dir, path) = state();
     let s = machine(&path);
-    assert!(s.charge(2, Use::Allocation, 3 << 30));
+    assert!(s.charge(2, Use::Own, 3 << 30));
     assert_eq!([s.used(2), s.used(3)], [3 << 30, 3 << 30]);
-    assert!(!s.charge(3, Use::Allocation, (1 << 30) + 1));
-    assert!(s.charge(3, Use::Allocation, 1 << 30));
+    assert!(!s.charge(3, Use::Own, (1 << 30) + 1));
+    assert!(s.charge(3, Use::Own, 1 << 30));
     assert_eq!(s.processes(2)[0].used_bytes, 3 << 30, "each has its own processes");
     assert_eq!(s.processes(3)[0].used_bytes, 1 << 30);
 }

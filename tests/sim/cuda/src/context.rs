@@ -101,7 +101,7 @@ impl Context {
         device.check()?;
         device.lane.open(driver, device.gpu)?;
         let overhead = driver.session.config().context_bytes(&device.config);
-        if !pool::charge(driver, device.gpu, Use::Context, overhead) {
+        if !pool::charge(driver, device.gpu, overhead) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         let context = Context::stand_in(device, primary);
@@ -239,11 +239,11 @@ impl Context {
         let grain = driver.session.config().memory.granularity_bytes;
         let needed = needed.checked_next_multiple_of(grain).unwrap_or(u64::MAX);
         if needed > *taken {
-            if !pool::charge(driver, self.device.gpu, Use::Local, needed - *taken) {
+            if !pool::charge(driver, self.device.gpu, needed - *taken) {
                 return Err(CUDA_ERROR_OUT_OF_MEMORY);
             }
         } else {
-            driver.session.uncharge(self.device.gpu, Use::Local, *taken - needed);
+            driver.session.uncharge(self.device.gpu, Use::Own, *taken - needed);
         }
         *taken = needed;
         Ok(())
@@ -333,9 +333,9 @@ impl Context {
         }
         crate::module::unload_all_of(driver, self);
         let overhead = driver.session.config().context_bytes(&self.device.config);
-        driver.session.uncharge(self.device.gpu, Use::Context, overhead);
+        driver.session.uncharge(self.device.gpu, Use::Own, overhead);
         let local = std::mem::take(&mut *lock(&self.local));
-        driver.session.uncharge(self.device.gpu, Use::Local, local.stacks + local.buffers);
+        driver.session.uncharge(self.device.gpu, Use::Own, local.stacks + local.buffers);
         self.legacy().destroy();
         kill(self);
         Ok(())

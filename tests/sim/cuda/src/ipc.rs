@@ -22,7 +22,6 @@ use crate::driver::{Driver, driver, lock};
 use crate::event::{CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS, Common, Event};
 use crate::memory::Kind;
 use simgpu::memory::ObjectId;
-use simgpu::memory::Use;
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -235,9 +234,9 @@ pub(crate) fn replace(at: u64, len: u64, accessible: bool) {
 static HELD: Mutex<BTreeMap<ObjectId, u32>> = Mutex::new(BTreeMap::new());
 
 /// Makes an object of memory that this process was charged for; held once.
-pub(crate) fn share(driver: &Driver, gpu: usize, kind: Use, bytes: u64) -> Option<ObjectId> {
+pub(crate) fn share(driver: &Driver, gpu: usize, bytes: u64) -> Option<ObjectId> {
     let mut held = lock(&HELD);
-    let id = driver.session.share(gpu, kind, bytes)?;
+    let id = driver.session.share(gpu, bytes)?;
     held.insert(id, 1);
     Some(id)
 }
@@ -366,7 +365,7 @@ fn export(
         }
     }
     unmap(copy, len);
-    let object = share(driver, gpu, Use::Allocation, len).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let object = share(driver, gpu, len).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let header = Header::new(driver, What::Ipc, object, len);
     if !file.write_header(&header) || file.map(0, len, Some(start)).is_none() {
         // The object stays counted for this process until it ends, as the memory would be.

@@ -64,9 +64,8 @@ impl Kind {
     fn counts_as(self) -> Option<Use> {
         match self {
             Kind::Managed => Some(Use::Managed),
-            Kind::Array => Some(Use::Array),
             Kind::Graph => None,
-            _ => Some(Use::Allocation),
+            _ => Some(Use::Own),
         }
     }
 

@@ -76,7 +76,7 @@ fn add(context: &'static Context, image: ptx::Image) -> Result<&'static Module> 
     }
     context.device.check()?;
     let overhead = driver.session.config().memory.module_overhead_bytes;
-    if !pool::charge(driver, context.device.gpu, Use::Module, overhead) {
+    if !pool::charge(driver, context.device.gpu, overhead) {
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     }
     let module: &'static Module = Box::leak(Box::new(Module {
@@ -93,7 +93,7 @@ fn add(context: &'static Context, image: ptx::Image) -> Result<&'static Module> 
     drop(alone);
     if is_eager(driver) {
         let image = module.image_bytes(&driver.session.config().memory);
-        if image > 0 && !pool::charge(driver, context.device.gpu, Use::Module, image) {
+        if image > 0 && !pool::charge(driver, context.device.gpu, image) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         *lock(&module.code) = image;
@@ -134,7 +134,7 @@ fn unload(driver: &Driver, module: &'static Module) {
     }
     let overhead = driver.session.config().memory.module_overhead_bytes;
     let overhead = overhead + std::mem::take(&mut *lock(&module.code));
-    driver.session.uncharge(module.context.device.gpu, Use::Module, overhead);
+    driver.session.uncharge(module.context.device.gpu, Use::Own, overhead);
 }
 
 fn unload_now(driver: &Driver, module: &'static Module) -> Result<()> {
@@ -213,7 +213,7 @@ impl Function {
         }
         let bytes = if *code == 0 { self.module.image_bytes(memory) } else { 0 };
         let gpu = self.module.context.device.gpu;
-        if bytes > 0 && !pool::charge(driver, gpu, Use::Module, bytes) {
+        if bytes > 0 && !pool::charge(driver, gpu, bytes) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         *code += bytes;

@@ -189,16 +189,8 @@ fn usage(session: &Session, unit: usize, label: &str, lost: &str) {
         session.utilisation_percent(unit),
     );
     for p in session.processes(unit) {
-        let kinds: Vec<String> =
-            p.by_use.iter().map(|(u, n)| format!("{} {}", n / MIB, u.name())).collect();
-        println!(
-            "  pid {:<8} {:<16} {:>7} MiB ({}), busy {:.3} s",
-            p.pid,
-            p.name,
-            p.used_bytes / MIB,
-            kinds.join(", "),
-            seconds(p.busy_ns),
-        );
+        let (mib, busy) = (p.used_bytes / MIB, seconds(p.busy_ns));
+        println!("  pid {:<8} {:<16} {mib:>7} MiB, busy {busy:.3} s", p.pid, p.name);
     }
 }
 

@@ -174,7 +174,7 @@ pub(crate) fn map(
     let last = before.as_ref().map_or(0, |m| m.last);
     pool.mapped.insert(exec, Mapped { stream, bytes, last, lasting, launching });
     let missing = pool.used(page).saturating_sub(pool.reserved);
-    if missing > 0 && !crate::pool::charge(driver, device.gpu, Use::Allocation, missing) {
+    if missing > 0 && !crate::pool::charge(driver, device.gpu, missing) {
         match before {
             Some(before) => pool.mapped.insert(exec, before),
             None => pool.mapped.remove(&exec),
@@ -253,7 +253,7 @@ fn trim(driver: &Driver, device: &'static Device) {
     let used = pool.used(page);
     let idle = pool.reserved.saturating_sub(used);
     pool.reserved -= idle;
-    driver.session.uncharge(device.gpu, Use::Allocation, idle);
+    driver.session.uncharge(device.gpu, Use::Own, idle);
 }
 
 /// A device's primary context ends, and all of the device's graph memory with it.
@@ -264,7 +264,7 @@ pub(crate) fn release_all(driver: &Driver, device: &'static Device) {
         .partition(|(_, (allocation, _))| std::ptr::eq(allocation.device, device));
     state.live = kept;
     if let Some(pool) = state.pools.remove(&device.ordinal) {
-        driver.session.uncharge(device.gpu, Use::Allocation, pool.reserved);
+        driver.session.uncharge(device.gpu, Use::Own, pool.reserved);
     }
     drop(state);
     let gone: BTreeMap<u64, (Arc<Allocation>, u64)> = gone;

@@ -71,7 +71,7 @@ pub(super) struct Props {
 
 impl Props {
     pub(super) fn counts_as(&self) -> Use {
-        if self.allocation == MANAGED { Use::Managed } else { Use::Pool }
+        if self.allocation == MANAGED { Use::Managed } else { Use::Own }
     }
 
     /// Checks what a caller gave (`cuMemPoolCreate`).

@@ -308,9 +308,9 @@ pub(crate) fn release_unused(driver: &Driver, gpu: usize) -> u64 {
 }
 
 /// Charges a GPU's memory; before it is refused, pools give up what they hold unused.
-pub(crate) fn charge(driver: &Driver, gpu: usize, kind: Use, bytes: u64) -> bool {
-    driver.session.charge(gpu, kind, bytes)
-        || release_unused(driver, gpu) > 0 && driver.session.charge(gpu, kind, bytes)
+pub(crate) fn charge(driver: &Driver, gpu: usize, bytes: u64) -> bool {
+    driver.session.charge(gpu, Use::Own, bytes)
+        || release_unused(driver, gpu) > 0 && driver.session.charge(gpu, Use::Own, bytes)
 }
 
 /// A device's pools: the default one and the current one, made when first asked for.

@@ -132,7 +132,7 @@ fn create(driver: &'static Driver, size: u64, prop: &CUmemAllocationProp) -> Res
     };
     if let Some(device) = device {
         device.check()?;
-        if !crate::pool::charge(driver, device.gpu, Use::Virtual, size) {
+        if !crate::pool::charge(driver, device.gpu, size) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
     }
@@ -143,7 +143,7 @@ fn create(driver: &'static Driver, size: u64, prop: &CUmemAllocationProp) -> Res
     };
     let Some((home, file)) = made else {
         if let Some(device) = device {
-            driver.session.uncharge(device.gpu, Use::Virtual, size);
+            driver.session.uncharge(device.gpu, Use::Own, size);
         }
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
     };
@@ -202,7 +202,7 @@ impl Vmm {
         match (memory.object, memory.device) {
             (Some(object), _) => ipc::let_go(driver, object),
             (None, Some(device)) if memory.multicast.is_none() => {
-                driver.session.uncharge(device.gpu, Use::Virtual, memory.bytes);
+                driver.session.uncharge(device.gpu, Use::Own, memory.bytes);
             }
             _ => {}
         }
@@ -222,10 +222,9 @@ fn export(driver: &Driver, handle: u64, handle_type: i32) -> Result<i32> {
     if memory.object.is_none() {
         let device = memory.device;
         let id = match device {
-            Some(d) => Some(
-                ipc::share(driver, d.gpu, Use::Virtual, memory.bytes)
-                    .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?,
-            ),
+            Some(d) => {
+                Some(ipc::share(driver, d.gpu, memory.bytes).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?)
+            }
             // Host memory is not counted.
             None => None,
         };
