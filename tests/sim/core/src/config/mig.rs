@@ -155,23 +155,6 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_says_memory_and_slices() {
-        let config = parse(r#"["1g.10gb", "3g.40gb"]"#).unwrap();
-        let gpu = &config.gpus[0];
-        let mig = gpu.mig.as_ref().unwrap();
-        assert_eq!([mig[0].memory_bytes, mig[1].memory_bytes], [10 << 30, 40 << 30]);
-        // 132 multiprocessors in eighths, as the 16 of an H100's 1g.10gb.
-        assert_eq!([mig[0].sm_count, mig[1].sm_count], [16, 48]);
-        assert_eq!(mig[0].name(gpu), "Simulated H200 MIG 1g.10gb");
-        assert_eq!(mig[1].uuid_text(gpu, "580.82.07"), "MIG-5e55e4a0-0201-4000-8000-000000000000");
-        assert_eq!(
-            mig[1].uuid_text(gpu, "460.32.03"),
-            "MIG-GPU-5e55e4a0-0000-4000-8000-000000000000/2/0"
-        );
-        assert_eq!(config.gpus[1].mig, None);
-    }
-
-    #[test]
     fn compute_instances_share_their_gpu_instance() {
         let config = parse(r#"[{ profile = "3g.40gb", compute = ["1c", "2c"] }]"#).unwrap();
         let mig = config.gpus[0].mig.as_ref().unwrap();

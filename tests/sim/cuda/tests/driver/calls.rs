@@ -271,36 +271,6 @@ scenarios! {
         assert_eq!(cuda!(cuMemHostUnregister(pinned)), 713, "allocated, not registered");
     }
 
-    fn a_stream_writes_memory_when_it_gets_there() {
-        retain(0);
-        let s = new_stream();
-        let host = must(|to| cuda!(cuMemHostAlloc(to, 64, 0)));
-        // SAFETY: 64 zeroed bytes of pinned memory, aligned to a page.
-        let words = unsafe {
-            std::ptr::write_bytes(host.cast::<u8>(), 0, 64);
-            std::slice::from_raw_parts(host.cast::<AtomicU32>(), 16)
-        };
-        let at = host as u64;
-        let write = |offset: u64, value: u32| {
-            ok(cuda!(cuStreamWriteValue32_v2(s, at + offset, value, 0)));
-        };
-        keep_busy(kernel("spin"), s);
-        write(0, 7);
-        assert_eq!(words[0].load(Ordering::SeqCst), 0, "not before the kernel is done");
-        synchronize(s);
-        assert_eq!(words[0].load(Ordering::SeqCst), 7, "synchronising makes it visible");
-        keep_busy(kernel("spin"), s);
-        write(4, 8);
-        let since = Instant::now();
-        while words[1].load(Ordering::SeqCst) == 0 {
-            assert!(since.elapsed() < Duration::from_secs(20), "nobody wrote for a mere watcher");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        assert_eq!(words[1].load(Ordering::SeqCst), 8);
-        let refused = cuda!(cuStreamWriteValue32_v2(s, at + 2, 1, 0));
-        assert_eq!(refused, 1, "misaligned");
-    }
-
     /// "CU_LIMIT_MALLOC_HEAP_SIZE controls the size in bytes of the heap used by the malloc() and
     /// free() device system calls".
     fn a_raised_heap_is_taken_at_the_next_launch() {

@@ -95,27 +95,18 @@ scenarios! {
     fn a_list_of_processes_takes_milliseconds() {
         retain(0);
         let device = device();
-        let (mut count, none) = (0, std::ptr::null_mut::<nvmlProcessInfo_t>());
+        let none = std::ptr::null_mut::<nvmlProcessInfo_t>();
+        let lists: [&dyn Fn(*mut u32) -> Result; 3] = [
+            &|n| cuda!(nvmlDeviceGetGraphicsRunningProcesses_v3(device, n, none)),
+            &|n| cuda!(nvmlDeviceGetMPSComputeRunningProcesses_v3(device, n, none)),
+            &|n| cuda!(nvmlDeviceGetProcessUtilization(device, none.cast(), n, 0)),
+        ];
         let long = Duration::from_micros(4_500);
         assert!(time(|| list(device)) >= long);
-        assert!(
-            time(|| cuda!(nvmlDeviceGetGraphicsRunningProcesses_v3(
-                device,
-                &raw mut count,
-                none.cast()
-            ))) >= long
-        );
-        assert!(
-            time(|| cuda!(nvmlDeviceGetMPSComputeRunningProcesses_v3(
-                device,
-                &raw mut count,
-                none.cast()
-            ))) >= long
-        );
-        assert!(
-            time(|| cuda!(nvmlDeviceGetProcessUtilization(device, none.cast(), &raw mut count, 0)))
-                >= long
-        );
+        for list in lists {
+            let mut count = 0;
+            assert!(time(|| list(&raw mut count)) >= long);
+        }
         assert!(time(|| memory(device)) >= Duration::from_micros(12));
     }
 

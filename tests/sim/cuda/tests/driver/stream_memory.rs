@@ -3,7 +3,7 @@
 use crate::harness::*;
 use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const GEQ: c_uint = 0;
 const EQ: c_uint = 1;
@@ -35,7 +35,7 @@ scenarios! {
         let _gpu = simgpu::channel::GpuThread::start(simgpu::Session::open().unwrap()).unwrap();
         retain(0);
         let (s, (at, words)) = (new_stream(), pinned());
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         let until = |word: usize, value: u32| {
             while words[word].load(Ordering::Acquire) != value {
                 assert!(begun.elapsed() < Duration::from_secs(120), "{value}");
@@ -82,6 +82,28 @@ scenarios! {
         synchronize(one);
         let took_us = elapsed_us(before, after);
         assert!(took_us < 25_000.0, "200 waits took {took_us} us");
+    }
+
+    /// Where nobody is the GPU, for who synchronises, and for who merely watches.
+    fn a_stream_writes_memory_when_it_gets_there() {
+        retain(0);
+        let (s, (at, words)) = (new_stream(), pinned());
+        let write = |word: u64, value: u32| {
+            keep_busy(kernel("spin"), s);
+            ok(cuda!(cuStreamWriteValue32_v2(s, at + 4 * word, value, 0)));
+        };
+        write(0, 7);
+        assert_eq!(words[0].load(Ordering::SeqCst), 0, "not before the kernel is done");
+        synchronize(s);
+        assert_eq!(words[0].load(Ordering::SeqCst), 7);
+        write(1, 8);
+        let since = Instant::now();
+        while words[1].load(Ordering::SeqCst) == 0 {
+            assert!(since.elapsed() < Duration::from_secs(20));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(words[1].load(Ordering::SeqCst), 8);
+        assert_eq!(cuda!(cuStreamWriteValue32_v2(s, at + 2, 1, 0)), 1, "misaligned");
     }
 
     fn a_stream_waits_until_the_host_writes() {

@@ -140,41 +140,6 @@ scenarios! {
         }
     }
 
-    /// Memory outlives its maker's death by SIGKILL while an importer lives.
-    fn memory_moves_to_the_importer_that_survives() {
-        pair(
-            |peer: &Peer| {
-                retain(0);
-                let fd = peer.receive_fd();
-                let handle = import(fd.as_raw_fd()).unwrap();
-                let at = view(handle, GRAIN);
-                peer.send(&[1]);
-                peer.until_gone();
-                let since = std::time::Instant::now();
-                while used(1) != GRAIN {
-                    assert!(since.elapsed().as_secs() < 20, "{}", used(1));
-                    std::thread::sleep(std::time::Duration::from_millis(2));
-                }
-                assert_eq!(read::<1>(at), [7]);
-                ok(release(handle));
-                ok(unmap(at, GRAIN));
-                assert_eq!(used(1), GRAIN, "the descriptor is open");
-                drop(fd);
-                assert_eq!(used(1), 0);
-            },
-            |peer: &Peer| {
-                retain(0);
-                let (handle, at) = mapped(GRAIN, EXPORTABLE);
-                alloc(10 * MIB).unwrap();
-                ok(fill(at, 7, GRAIN));
-                peer.send_fd(export(handle).unwrap());
-                peer.receive::<1>();
-                // SAFETY: kills this very process.
-                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-            },
-        );
-    }
-
     /// "The memory [is] freed when all outstanding […] references", of which a descriptor is one, on its way in a
     /// message too.
     fn an_open_descriptor_keeps_memory() {
