@@ -35,28 +35,46 @@ use tessera_cuda::types::{
 const CUDA_ERROR_MAP_FAILED: i32 = 205;
 const PAGE: u64 = 4096;
 
+/// `cuMemCreate`.
+pub(crate) const VIRTUAL: u64 = u64::from_le_bytes(*b"SIMGPUVM");
+/// A `cuMemAlloc`ation, or several that share a chunk.
+const MEMORY: u64 = u64::from_le_bytes(*b"SIMGPUIP");
+const EVENT: u64 = u64::from_le_bytes(*b"SIMGPUEV");
+
+/// Which object it is that a file has or a handle means.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Tag {
+    what: u64,
+    /// When the shared state was created: another state's objects are not ours.
+    state: u64,
+    generation: u64,
+    index: u64,
+}
+
+impl Tag {
+    pub(crate) fn new(driver: &Driver, what: u64, id: ObjectId) -> Tag {
+        let ObjectId { index, generation } = id;
+        Tag { what, state: created(driver), generation, index: index.into() }
+    }
+
+    pub(crate) fn id(&self) -> ObjectId {
+        let index = u32::try_from(self.index).unwrap_or(u32::MAX);
+        ObjectId { index, generation: self.generation }
+    }
+
+    pub(crate) fn is(&self, driver: &Driver, what: u64) -> bool {
+        self.what == what && self.state == created(driver)
+    }
+}
+
 /// Bytes before the memory.
 const HEADER: u64 = 1 << 16;
-const FILE: u64 = u64::from_le_bytes(*b"SIMGPUSH");
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum What {
-    /// `cuMemCreate`.
-    Virtual = 1,
-    /// A `cuMemAlloc`ation, or several that share a chunk.
-    Ipc = 3,
-}
 
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Header {
-    magic: u64,
-    /// When the shared state was created: another state's objects are not ours.
-    state: u64,
-    what: u32,
-    index: u32,
-    generation: u64,
+    pub tag: Tag,
     /// Bytes of memory behind the header.
     pub bytes: u64,
     /// `CU_MEM_LOCATION_TYPE_*` and its id; a device by NVML index.
@@ -66,31 +84,7 @@ pub(crate) struct Header {
 }
 const HEADER_BYTES: usize = size_of::<Header>();
 
-impl Header {
-    pub(crate) fn new(driver: &Driver, what: What, id: ObjectId, bytes: u64) -> Header {
-        Header {
-            magic: FILE,
-            state: created(driver),
-            what: what as u32,
-            index: id.index,
-            generation: id.generation,
-            bytes,
-            location: [0; 2],
-            notes: [0; 2],
-        }
-    }
-
-    pub(crate) fn id(&self) -> ObjectId {
-        ObjectId { index: self.index, generation: self.generation }
-    }
-
-    pub(crate) fn is(&self, driver: &Driver, what: What) -> bool {
-        self.magic == FILE && self.state == created(driver) && self.what == what as u32
-    }
-}
-
-/// When the shared state was created: distinguishes it from another.
-pub(crate) fn created(driver: &Driver) -> u64 {
+fn created(driver: &Driver) -> u64 {
     driver.session.shared().created_ns.load(std::sync::atomic::Ordering::Relaxed)
 }
 
@@ -266,9 +260,6 @@ pub(crate) fn descriptor_in(handle: *mut std::ffi::c_void) -> Option<RawFd> {
 
 // Memory by handle.
 
-/// What is named.
-const MEMORY: u64 = u64::from_le_bytes(*b"SIMGPUIP");
-const EVENT: u64 = u64::from_le_bytes(*b"SIMGPUEV");
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
 const LAZY_PEER: c_uint = 1;
 /// `CUipcEventHandle`: of the same form as the handles of memory.
@@ -278,30 +269,20 @@ type CUipcEventHandle = CUipcMemHandle;
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 struct Name {
-    what: u64,
-    /// When the shared state was created.
-    state: u64,
+    tag: Tag,
     pid: i32,
     fd: i32,
-    index: u32,
-    gpu: u32,
-    generation: u64,
+    gpu: u64,
     /// The allocation in the shared range.
     offset: u64,
     size: u64,
-    zero: u64,
 }
 const _: () = assert!(size_of::<Name>() == size_of::<CUipcMemHandle>());
 
 impl Name {
     fn new(driver: &Driver, what: u64, id: ObjectId) -> Name {
-        let (state, pid) = (created(driver), std::process::id().cast_signed());
-        let ObjectId { index, generation } = id;
-        Name { what, state, pid, index, generation, ..Name::default() }
-    }
-
-    fn id(&self) -> ObjectId {
-        ObjectId { index: self.index, generation: self.generation }
+        let pid = std::process::id().cast_signed();
+        Name { tag: Tag::new(driver, what, id), pid, ..Name::default() }
     }
 
     fn packed(self) -> CUipcMemHandle {
@@ -313,7 +294,7 @@ impl Name {
     fn of(driver: &Driver, what: u64, handle: CUipcMemHandle) -> Result<Name> {
         // SAFETY: 64 bytes for 64 bytes; every bit pattern is a Name.
         let name = unsafe { std::mem::transmute::<CUipcMemHandle, Name>(handle) };
-        if name.what != what || name.state != created(driver) {
+        if !name.tag.is(driver, what) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let is_own = name.pid == std::process::id().cast_signed();
@@ -366,7 +347,8 @@ fn export(
     }
     unmap(copy, len);
     let object = share(driver, gpu, len).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-    let header = Header::new(driver, What::Ipc, object, len);
+    let tag = Tag::new(driver, MEMORY, object);
+    let header = Header { tag, bytes: len, location: [0; 2], notes: [0; 2] };
     if !file.write_header(&header) || file.map(0, len, Some(start)).is_none() {
         // The object stays counted for this process until it ends, as the memory would be.
         return Err(CUDA_ERROR_OUT_OF_MEMORY);
@@ -397,7 +379,7 @@ fn name(address: u64) -> Result<Name> {
     let exported = memory.exports.get(&start).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     Ok(Name {
         fd: exported.file.descriptor().ok_or(CUDA_ERROR_MAP_FAILED)?,
-        gpu: u32::try_from(gpu).unwrap_or(u32::MAX),
+        gpu: gpu as u64,
         offset: address - start,
         size,
         ..Name::new(driver, MEMORY, exported.object)
@@ -409,7 +391,7 @@ fn open(handle: CUipcMemHandle) -> Result<u64> {
     let context = current()?;
     let name = Name::of(driver, MEMORY, handle)?;
     // The devices are no peers.
-    if context.device.gpu != name.gpu as usize {
+    if context.device.gpu as u64 != name.gpu {
         return Err(CUDA_ERROR_MAP_FAILED);
     }
     let mut opened = lock(&OPENED);
@@ -420,12 +402,9 @@ fn open(handle: CUipcMemHandle) -> Result<u64> {
         o.count += 1;
         return Ok(at);
     }
-    let object = name.id();
+    let object = name.tag.id();
     let file = SharedFile::of_process(name.pid, name.fd).ok_or(CUDA_ERROR_MAP_FAILED)?;
-    let header = file
-        .header()
-        .filter(|h| h.is(driver, What::Ipc) && h.id() == object)
-        .ok_or(CUDA_ERROR_MAP_FAILED)?;
+    let header = file.header().filter(|h| h.tag == name.tag).ok_or(CUDA_ERROR_MAP_FAILED)?;
     let end = name.offset.checked_add(name.size).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     if end > header.bytes {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -456,7 +435,7 @@ fn end(driver: &Driver, opened: &mut BTreeMap<u64, Opened>, at: u64) {
     let Some(o) = opened.remove(&at) else { return };
     driver.memory().remove(at);
     unmap(o.base, o.len);
-    let_go(driver, o.name.id());
+    let_go(driver, o.name.tag.id());
 }
 
 pub(crate) fn close_all_of(driver: &Driver, context: &'static Context) {
@@ -482,7 +461,7 @@ fn name_event(event: CUevent) -> Result<Name> {
 fn open_event(handle: CUipcEventHandle) -> Result<&'static Event> {
     let driver = driver()?;
     current()?;
-    let id = Name::of(driver, EVENT, handle)?.id();
+    let id = Name::of(driver, EVENT, handle)?.tag.id();
     let gpu = driver.session.event_gpu(id).ok_or(CUDA_ERROR_MAP_FAILED)?;
     let home = driver.devices.iter().find(|d| d.gpu == gpu).ok_or(CUDA_ERROR_MAP_FAILED)?;
     // "behaves like a locally created event with the CU_EVENT_DISABLE_TIMING flag specified".

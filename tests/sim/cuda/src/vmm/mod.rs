@@ -11,7 +11,7 @@ pub use multicast::*;
 use crate::abi::{Result, exports, get, put};
 use crate::arena;
 use crate::driver::{Device, Driver, driver, lock};
-use crate::ipc::{self, Header, SharedFile, What};
+use crate::ipc::{self, Header, SharedFile, Tag, VIRTUAL};
 use crate::pool::{HANDLE_FABRIC, HANDLE_FD, Location};
 use simgpu::memory::ObjectId;
 use simgpu::memory::Use;
@@ -229,11 +229,14 @@ fn export(driver: &Driver, handle: u64, handle_type: i32) -> Result<i32> {
             None => None,
         };
         let none = ObjectId { index: u32::MAX, generation: 0 };
-        let mut header = Header::new(driver, What::Virtual, id.unwrap_or(none), memory.bytes);
         let place = memory.location.raw();
         let of_machine = device.and_then(|d| i32::try_from(d.gpu).ok());
-        header.location = [place.r#type, of_machine.unwrap_or(place.id)];
-        header.notes = [memory.handle_types.cast_unsigned(), u32::from(memory.usage)];
+        let header = Header {
+            tag: Tag::new(driver, VIRTUAL, id.unwrap_or(none)),
+            bytes: memory.bytes,
+            location: [place.r#type, of_machine.unwrap_or(place.id)],
+            notes: [memory.handle_types.cast_unsigned(), u32::from(memory.usage)],
+        };
         memory.object = id;
         if !file.write_header(&header) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
@@ -249,7 +252,7 @@ fn export(driver: &Driver, handle: u64, handle_type: i32) -> Result<i32> {
 fn import(driver: &'static Driver, fd: i32) -> Result<u64> {
     let file = SharedFile::import(fd).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let header =
-        file.header().filter(|h| h.is(driver, What::Virtual)).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        file.header().filter(|h| h.tag.is(driver, VIRTUAL)).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let device = match header.location {
         [1, gpu] => {
             let seen = |d: &&Device| i32::try_from(d.gpu) == Ok(gpu);
@@ -265,7 +268,7 @@ fn import(driver: &'static Driver, fd: i32) -> Result<u64> {
         _ => Location::Host,
     };
     let home = file.map(0, header.bytes, None).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let object = device.is_some().then_some(header.id());
+    let object = device.is_some().then_some(header.tag.id());
     // Everybody who held it is gone, and the memory with them.
     if let Some(object) = object
         && ipc::hold(driver, object).is_none()
