@@ -8,6 +8,11 @@ pub fn now_ns() -> u64 {
     u64::try_from(ts.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(ts.tv_nsec).unwrap_or(0)
 }
 
+/// Spends so much CPU time, as a call of the driver's does.
+pub fn burn(ns: u64) {
+    burn_until(now_ns() + ns);
+}
+
 pub fn burn_until(deadline_ns: u64) {
     while now_ns() < deadline_ns {
         std::hint::spin_loop();

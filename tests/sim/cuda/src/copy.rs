@@ -69,7 +69,7 @@ fn in_order(
 ) -> Result<()> {
     if may_come_later && s.device().has_host_functions()? {
         s.context().check_alive()?;
-        return later(s, Box::new(act));
+        return later(s, Op::Host, Box::new(act));
     }
     after_host_functions(s)?;
     act();

@@ -72,13 +72,6 @@ fn is_locking() -> bool {
     driver().is_ok_and(|d| d.session.config().driver.context_lock)
 }
 
-/// Spends CPU time until `ns` after `since`, as a call of the driver's does.
-pub(crate) fn spend(since: u64, ns: u64) {
-    while ns > 0 && simgpu::clock::now_ns() < since + ns {
-        std::hint::spin_loop();
-    }
-}
-
 const LIVE: u32 = 1;
 const EXITED: u32 = 2;
 

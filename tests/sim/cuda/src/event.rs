@@ -5,7 +5,7 @@ use crate::abi::{
 };
 use crate::capture;
 use crate::context::{Context, current};
-use crate::driver::{Device, driver, lock, spend};
+use crate::driver::{Device, driver, lock};
 use crate::pool;
 use crate::stream::Stream;
 use simgpu::engine::Op;
@@ -226,7 +226,7 @@ exports! {
         let event = asked(event)?;
         let context = event.context();
         let _shared = context.and_then(|c| c.calls.shared());
-        spend(simgpu::clock::now_ns(), costs.query_cpu_ns);
+        simgpu::clock::burn(costs.query_cpu_ns);
         match event.recorded() {
             Some(last) if !last.is_complete()? => Err(CUDA_ERROR_NOT_READY),
             Some(last) => last.home.check(),

@@ -7,7 +7,7 @@ use crate::abi::{Object, Result, exports, handle, put, put_if};
 use crate::arena::{ALIGN, Arena, forget_pages};
 use crate::capture;
 use crate::context::{Context, current};
-use crate::driver::{Device, Driver, driver, spend};
+use crate::driver::{Device, Driver, driver};
 use crate::ipc::Exports;
 use crate::pool::{self, Pool};
 use simgpu::Config;
@@ -601,7 +601,7 @@ fn ask(address: u64) -> Result<()> {
     let owner = driver.memory().find(address, 0).map(|(_, a)| a.context);
     let context = owner.or_else(|| current().ok()).map(|c| c.owner());
     let _shared = context.and_then(|c| c.calls.shared());
-    spend(simgpu::clock::now_ns(), driver.session.config().costs.pointer_query_cpu_ns);
+    simgpu::clock::burn(driver.session.config().costs.pointer_query_cpu_ns);
     Ok(())
 }
 

@@ -9,10 +9,11 @@ use crate::abi::{
 };
 use crate::capture;
 use crate::context::{Context, current};
-use crate::driver::{Device, driver, lock, spend};
+use crate::driver::{Device, driver, lock};
 use crate::event::Event;
 use crate::pool;
 use crate::work::each;
+use simgpu::clock;
 use simgpu::engine::{Op, QUEUES};
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint};
@@ -212,16 +213,16 @@ impl Stream {
         least_ns: u64,
     ) -> Result<u64> {
         let _alone = self.context().owner().calls.alone();
-        let since = simgpu::clock::now_ns();
-        let seq = self.submit_held(op, event)?;
-        spend(since, least_ns);
+        let since = clock::now_ns();
+        let (seq, _) = self.submit_held(op, event)?;
+        clock::burn_until(since + least_ns);
         Ok(seq)
     }
 
     /// As [`Stream::submit`]; the number, and that of the operation before it in its queue.
     pub(crate) fn submit_behind(&self, op: Op) -> Result<(u64, Option<u64>)> {
         let _alone = self.context().owner().calls.alone();
-        self.submit_now(op, None)
+        self.submit_held(op, None)
     }
 
     /// Makes what follows wait as the legacy default stream's order demands: that stream for all
@@ -253,7 +254,12 @@ impl Stream {
         Ok(())
     }
 
-    fn submit_now(&self, op: Op, event: Option<&'static Event>) -> Result<(u64, Option<u64>)> {
+    /// As [`Stream::submit_behind`], by a caller that holds the lock of the context's calls.
+    pub(crate) fn submit_held(
+        &self,
+        op: Op,
+        event: Option<&'static Event>,
+    ) -> Result<(u64, Option<u64>)> {
         let context = self.context();
         context.check_alive()?;
         self.submit_barrier()?;
@@ -270,34 +276,27 @@ impl Stream {
         let own = self.queue();
         let before = self.last_operation();
         let chain = primary.filter(|p| is_chained && p.end == before && own > 0 && queues() > 2);
-        let begin = match chain {
-            None => {
-                self.submit_now(op, None)?;
-                before
-            }
+        let op = match chain {
+            None => op,
             Some(chain) => {
                 let channel = self.device().lane.channel();
                 let others = usize::try_from(queues() - 1).unwrap_or(QUEUES);
                 let other = 1 + own % others;
-                if let Some(seq) = chain.begin.checked_sub(1) {
-                    let (seq, _) =
-                        self.device().submit_with(other, Op::Wait { channel, seq }, None)?;
+                let submit = |op: Op| -> Result<u64> {
+                    let (seq, _) = self.device().submit_with(other, op, None)?;
                     self.context().note(other, seq, self.is_blocking());
+                    Ok(seq)
+                };
+                if let Some(seq) = chain.begin.checked_sub(1) {
+                    submit(Op::Wait { channel, seq })?;
                 }
-                let (seq, _) = self.device().submit_with(other, op, None)?;
-                self.context().note(other, seq, self.is_blocking());
-                self.submit_now(Op::Wait { channel, seq }, None)?;
-                // The next one begins when this one does, and the one before it is over.
-                before
+                Op::Wait { channel, seq: submit(op)? }
             }
         };
-        *primary = lets_go.then(|| Primary { end: self.last_operation(), begin });
+        self.submit_held(op, None)?;
+        // The next one begins when this one does, and the one before it is over.
+        *primary = lets_go.then(|| Primary { end: self.last_operation(), begin: before });
         Ok(())
-    }
-
-    /// The same by a caller that holds the lock of the context's calls.
-    pub(crate) fn submit_held(&self, op: Op, event: Option<&'static Event>) -> Result<u64> {
-        self.submit_now(op, event).map(|(seq, _)| seq)
     }
 
     /// Synchronising this stream, or what it blocks, now waits for operation `seq` of its GPU. A
@@ -405,7 +404,7 @@ exports_both! {
         s.device().check()?;
         s.permit()?;
         let _shared = s.context().owner().calls.shared();
-        spend(simgpu::clock::now_ns(), driver()?.session.config().costs.query_cpu_ns);
+        clock::burn(driver()?.session.config().costs.query_cpu_ns);
         for seq in s.awaited() {
             if !s.device().is_complete(seq)? {
                 return Err(CUDA_ERROR_NOT_READY);

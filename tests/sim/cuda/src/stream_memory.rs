@@ -19,7 +19,7 @@ use crate::capture;
 use crate::driver::{Device, driver, lock};
 use crate::graph::Kind;
 use crate::stream::Stream;
-use crate::work::{after, later, until};
+use crate::work::{after, later};
 use simgpu::channel::{Comparison, Word};
 use simgpu::engine::Op;
 use std::ffi::{c_int, c_uint, c_void};
@@ -88,7 +88,7 @@ pub(crate) fn run_until(s: &'static Stream, address: u64, value: u64) -> Result<
     let word = Word::Short(u32::from_le_bytes([a, b, c, d]));
     let how = Comparison::Geq;
     MemOp { address, word, wait: Some(how as u32) }.check(how as u32)?;
-    until(s, Box::new(move || watch(address, word, how)))
+    later(s, Op::Until, Box::new(move || watch(address, word, how)))
 }
 
 /// Waits until a word is as wanted, or the process ends.
@@ -108,7 +108,7 @@ fn write(s: &'static Stream, address: u64, value: Word) -> Result<()> {
     after(s, || {
         let _alone = s.context().owner().calls.alone();
         let _writer = lock(&s.device().lane.writer);
-        let seq = s.submit_held(Op::Mark(cost), None)?;
+        let (seq, _) = s.submit_held(Op::Mark(cost), None)?;
         session.write_after(s.device().lane.channel(), seq, address, value);
         Ok(seq)
     })
@@ -118,12 +118,12 @@ fn write(s: &'static Stream, address: u64, value: Word) -> Result<()> {
 fn wait_for(s: &'static Stream, address: u64, word: Word, how: Comparison) -> Result<()> {
     let session = &driver()?.session;
     if !session.is_served() {
-        return later(s, Box::new(move || watch(address, word, how)));
+        return later(s, Op::Host, Box::new(move || watch(address, word, how)));
     }
     let lane = &s.device().lane;
     let _alone = s.context().owner().calls.alone();
     let _writer = lock(&lane.writer);
-    let seq = s.submit_held(Op::Host, None)?;
+    let (seq, _) = s.submit_held(Op::Host, None)?;
     lane.host_function(s.queue(), seq);
     session.wait_for(lane.channel(), seq, address, word, how);
     Ok(())

@@ -236,17 +236,13 @@ pub(crate) fn run(f: HostFn, data: usize, s: &'static Stream) -> Result<()> {
     }
     // SAFETY: the caller of cuLaunchHostFunc promises a function that may be called once with this
     // argument, from any thread.
-    later(s, Box::new(move || unsafe { f(data as *mut c_void) }))
+    later(s, Op::Host, Box::new(move || unsafe { f(data as *mut c_void) }))
 }
 
-/// Has `work` done when the queue gets there, which then waits for its end.
-pub(crate) fn later(s: &'static Stream, work: Box<dyn FnOnce() + Send>) -> Result<()> {
-    submit(s, || s.submit_behind(Op::Host), Some(work))
-}
-
-/// Has a kernel run until `work`, which is begun when the queue gets there, is done.
-pub(crate) fn until(s: &'static Stream, work: Box<dyn FnOnce() + Send>) -> Result<()> {
-    submit(s, || s.submit_behind(Op::Until), Some(work))
+/// Has `work` done when the queue gets there, which then waits for its end ([`Op::Host`]), or runs a kernel until then
+/// ([`Op::Until`]).
+pub(crate) fn later(s: &'static Stream, op: Op, work: Box<dyn FnOnce() + Send>) -> Result<()> {
+    submit(s, || s.submit_behind(op), Some(work))
 }
 
 fn submit(

@@ -91,7 +91,7 @@ impl Device {
     /// Takes what a question for the GPU's memory takes.
     pub(crate) fn ask_for_memory(&self) {
         self.session.await_pinning();
-        clock::burn_until(clock::now_ns() + self.session.config().nvml.memory_info_ns);
+        clock::burn(self.session.config().nvml.memory_info_ns);
     }
 
     /// Takes what a list of processes takes, of whichever kind: RM walks all clients for it, under its lock.
