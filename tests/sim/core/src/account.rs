@@ -222,26 +222,22 @@ impl Session {
         self.shared().lost[gpu].load(Ordering::Acquire) != 0
     }
 
-    pub fn xids_written(&self) -> u64 {
+    pub fn xids_written(&self) -> u32 {
         self.shared().xids_written.load(Ordering::Acquire)
     }
 
     /// Sleeps until there were more than `seen` XID events, at most `timeout`. May return early.
-    pub fn wait_for_xid(&self, seen: u64, timeout: Duration) {
-        if self.xids_written() != seen {
-            return;
-        }
-        lock::wait(&self.shared().xid_bell, low_half(seen), timeout);
+    pub fn wait_for_xid(&self, seen: u32, timeout: Duration) {
+        lock::wait(&self.shared().xids_written, seen, timeout);
     }
 
     /// XID event number `n`; overwritten since or not yet written: `None`.
-    pub fn xid(&self, n: u64) -> Option<XidEvent> {
+    pub fn xid(&self, n: u32) -> Option<XidEvent> {
         let written = self.xids_written();
-        if n >= written || written - n > MAX_XIDS as u64 {
+        if n >= written || (written - n) as usize > MAX_XIDS {
             return None;
         }
-        #[allow(clippy::cast_possible_truncation, reason = "a remainder below MAX_XIDS")]
-        let record = &self.shared().xids[(n % MAX_XIDS as u64) as usize];
+        let record = &self.shared().xids[n as usize % MAX_XIDS];
         Some(XidEvent {
             gpu: record.gpu.load(Ordering::Relaxed),
             code: record.code.load(Ordering::Relaxed),
@@ -249,13 +245,6 @@ impl Session {
                 .filter(|id| *id != u32::MAX),
         })
     }
-}
-
-/// The bell's value after `n` events.
-pub(crate) fn low_half(n: u64) -> u32 {
-    #[allow(clippy::cast_possible_truncation, reason = "the low half is meant")]
-    let low = n as u32;
-    low
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 //! cannot be remapped, what the driver says it takes to repair a GPU, a driver that is not loaded, an NVML
 //! function that fails.
 
-use crate::account::low_half;
 use crate::layout::{MAX_GPUS, MAX_XIDS};
 use crate::session::Session;
 use crate::{clock, lock};
@@ -193,31 +192,24 @@ impl Session {
         self.shared().faults.driver.load(Ordering::Acquire)
     }
 
-    /// Injects an XID; NVML event sets registered for it wake.
-    pub fn inject_xid(&self, gpu: usize, code: u32) {
-        self.inject_xid_in(gpu, None, code);
-    }
-
-    /// The same, attributed to a GPU instance.
-    pub fn inject_xid_in(&self, gpu: usize, gpu_instance: Option<u32>, code: u32) {
+    /// Injects an XID, attributed to a GPU instance or to none; NVML event sets registered for it wake.
+    pub fn inject_xid(&self, gpu: usize, gpu_instance: Option<u32>, code: u32) {
         let _locked = self.lock();
         let n = self.shared().xids_written.load(Ordering::Relaxed);
-        #[allow(clippy::cast_possible_truncation, reason = "a remainder below MAX_XIDS")]
-        let record = &self.shared().xids[(n % MAX_XIDS as u64) as usize];
+        let record = &self.shared().xids[n as usize % MAX_XIDS];
         record.gpu.store(u32::try_from(gpu).unwrap_or(0), Ordering::Relaxed);
         record.code.store(code, Ordering::Relaxed);
         record.gpu_instance.store(gpu_instance.unwrap_or(u32::MAX), Ordering::Relaxed);
         // Release: pairs with Acquire in `xids_written`.
         self.shared().xids_written.store(n + 1, Ordering::Release);
-        self.shared().xid_bell.store(low_half(n + 1), Ordering::Release);
-        lock::wake_all(&self.shared().xid_bell);
+        lock::wake_all(&self.shared().xids_written);
     }
 
     /// Makes a GPU fall off the bus (XID 79), or come back as after a reset.
     pub fn set_lost(&self, gpu: usize, lost: bool) {
         self.shared().lost[gpu].store(u32::from(lost), Ordering::Release);
         if lost {
-            self.inject_xid(gpu, 79);
+            self.inject_xid(gpu, None, 79);
         } else {
             self.reset_gpu(gpu);
         }

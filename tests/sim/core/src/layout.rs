@@ -52,7 +52,6 @@ pub struct Shared {
     pub magic: AtomicU64,
     pub version: AtomicU32,
     pub config_len: AtomicU32,
-    pub size: AtomicU64,
     pub created_ns: AtomicU64,
     pub active: AtomicU32,
     /// When the last scan for dead processes began.
@@ -80,9 +79,8 @@ pub struct Shared {
     pub gpu_bell: AtomicU32,
     /// How often somebody other than a GPU's own work has let a queue go on, a futex.
     pub went_on: AtomicU32,
-    /// The low half of `xids_written`, a futex.
-    pub xid_bell: AtomicU32,
-    pub xids_written: AtomicU64,
+    /// A futex.
+    pub xids_written: AtomicU32,
     /// The last [`MAX_XIDS`] of them, by number modulo.
     pub xids: [Xid; MAX_XIDS],
     /// The last switches between processes, by unit and by number modulo.

@@ -171,7 +171,7 @@ struct Set {
     /// Bit by GPU.
     gpus: u64,
     /// Next XID event to look at.
-    next: u64,
+    next: u32,
 }
 
 type SetHandle = *mut c_void;

@@ -61,8 +61,8 @@ fn run(args: &[&str]) -> Result<(), String> {
             let s = session()?;
             let code = code.parse().map_err(|_| format!("XID {code:?}: expected a number"))?;
             match instance(s.config(), gpu) {
-                Some((gpu, gpu_instance)) => s.inject_xid_in(gpu, Some(gpu_instance), code),
-                None => s.inject_xid(gpu_index(&s, gpu)?, code),
+                Some((gpu, gpu_instance)) => s.inject_xid(gpu, Some(gpu_instance), code),
+                None => s.inject_xid(gpu_index(&s, gpu)?, None, code),
             }
             Ok(())
         }

@@ -97,15 +97,14 @@ impl Session {
         }
         let identity = (meta.dev(), meta.ino());
         let fd = file.as_raw_fd();
-        let mapped = attach(fd, &file, text, mode).map_err(error)?;
+        let (shared, config) = attach(fd, &file, text, mode).map_err(error)?;
         if mode == OWN {
             // An older simulator may have left it open to all.
             let _ = file.set_permissions(std::fs::Permissions::from_mode(mode));
         }
-        let shared = mapped.shared;
         Ok(Session {
             shared,
-            config: mapped.config,
+            config,
             fd: AtomicI32::new(file.into_raw_fd()),
             identity,
             path: path.to_owned(),
@@ -148,10 +147,7 @@ fn is_file(fd: RawFd, identity: (u64, u64)) -> bool {
     }
 }
 
-struct Mapped {
-    shared: &'static Shared,
-    config: Config,
-}
+type Mapped = (&'static Shared, Config);
 
 /// Waits for, or performs, the file's initialisation, and holds the attach lock.
 fn attach(
@@ -237,7 +233,6 @@ fn ours(file: &std::fs::File) -> bool {
 fn is_usable(shared: &'static Shared, text: Option<&str>) -> bool {
     shared.magic.load(Ordering::Acquire) == MAGIC
         && shared.version.load(Ordering::Relaxed) == VERSION
-        && shared.size.load(Ordering::Relaxed) == SIZE as u64
         && shared.created_ns.load(Ordering::Relaxed) <= clock::now_ns()
         && text.is_none_or(|t| t.as_bytes() == stored_config(shared))
 }
@@ -249,9 +244,7 @@ fn stored_config(shared: &'static Shared) -> &'static [u8] {
 }
 
 fn mapped(shared: &'static Shared, text: Option<&str>) -> Result<Mapped, String> {
-    if shared.version.load(Ordering::Relaxed) != VERSION
-        || shared.size.load(Ordering::Relaxed) != SIZE as u64
-    {
+    if shared.version.load(Ordering::Relaxed) != VERSION {
         return Err("another build's state is in use; name another file".into());
     }
     let stored = stored_config(shared);
@@ -262,14 +255,13 @@ fn mapped(shared: &'static Shared, text: Option<&str>) -> Result<Mapped, String>
     }
     let stored = std::str::from_utf8(stored).map_err(|e| e.to_string())?;
     let config = Config::parse(stored).map_err(|e| e.to_string())?;
-    Ok(Mapped { shared, config })
+    Ok((shared, config))
 }
 
 fn initialise(shared: &'static Shared, text: &str) -> Result<(), String> {
     let config = Config::parse(text).map_err(|e| e.to_string())?;
     let now = clock::now_ns();
     shared.version.store(VERSION, Ordering::Relaxed);
-    shared.size.store(SIZE as u64, Ordering::Relaxed);
     shared.created_ns.store(now, Ordering::Relaxed);
     let len = u32::try_from(text.len()).map_err(|e| e.to_string())?;
     shared.config_len.store(len, Ordering::Relaxed);
