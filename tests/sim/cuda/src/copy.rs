@@ -207,23 +207,15 @@ impl Copy3d {
         if c.srcLOD != 0 || c.dstLOD != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let from = [c.dstXInBytes, c.dstY, c.dstZ];
-        let dst = match c.dstMemoryType {
-            ARRAY => Pitched::of_array(c.dstArray, from, size)?,
-            kind => {
-                let base = if kind == HOST { c.dstHost as u64 } else { c.dstDevice };
-                Pitched::new(kind, base, from, [c.dstPitch, c.dstHeight], size)?
-            }
+        let end = |kind, array, [host, device]: [u64; 2], from, pitch| match kind {
+            ARRAY => Pitched::of_array(array, from, size),
+            HOST => Pitched::new(kind, host, from, pitch, size),
+            _ => Pitched::new(kind, device, from, pitch, size),
         };
-        let from = [c.srcXInBytes, c.srcY, c.srcZ];
-        let src = match c.srcMemoryType {
-            ARRAY => Pitched::of_array(c.srcArray, from, size)?,
-            kind => {
-                let base = if kind == HOST { c.srcHost as u64 } else { c.srcDevice };
-                Pitched::new(kind, base, from, [c.srcPitch, c.srcHeight], size)?
-            }
-        };
-        Ok((dst, src))
+        let (to, from) = ([c.dstXInBytes, c.dstY, c.dstZ], [c.srcXInBytes, c.srcY, c.srcZ]);
+        let (dst, src) = ([c.dstHost as u64, c.dstDevice], [c.srcHost as u64, c.srcDevice]);
+        let dst = end(c.dstMemoryType, c.dstArray, dst, to, [c.dstPitch, c.dstHeight])?;
+        Ok((dst, end(c.srcMemoryType, c.srcArray, src, from, [c.srcPitch, c.srcHeight])?))
     }
 
     pub(crate) fn check(&self) -> Result<()> {

@@ -64,10 +64,6 @@ static LOADED: Mutex<Vec<&'static Module>> = Mutex::new(Vec::new());
 
 fn load(context: &'static Context, image: *const c_void) -> Result<&'static Module> {
     let image = ptx::Image::read(image).ok_or(CUDA_ERROR_INVALID_IMAGE)?;
-    add(context, image)
-}
-
-fn add(context: &'static Context, image: ptx::Image) -> Result<&'static Module> {
     let driver = driver()?;
     let context = context.owner();
     // Since CUDA 12.3 code is loaded during captures (NVIDIA Warp's manual, `capture_begin`).
@@ -233,22 +229,6 @@ impl Function {
     }
 }
 
-/// "CUDA_ERROR_INVALID_VALUE" behind the last parameter, and for images that can't tell.
-fn parameter_info(
-    function: CUfunction,
-    index: usize,
-    offset: *mut usize,
-    size: *mut usize,
-) -> Result<()> {
-    driver()?;
-    let function: &Function = resolve(function)?;
-    let parameter = function.entry.parameters.get(index).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let number = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-    put(offset, number(parameter.offset))?;
-    put_if(size, number(parameter.size));
-    Ok(())
-}
-
 exports! {
     fn cuModuleLoadData(image: *const c_void) -> CUmodule {
         Ok(handle(load(current()?, image)?))
@@ -282,7 +262,13 @@ exports! {
         resolve::<Function>(kernel)?.attribute(which)
     }
     fn cuKernelGetParamInfo(kernel: CUkernel, index: usize, offset: *mut usize, size: *mut usize) {
-        parameter_info(kernel, index, offset, size)
+        let function: &Function = resolve(kernel)?;
+        // "CUDA_ERROR_INVALID_VALUE" behind the last parameter, and for images that can't tell.
+        let parameter = function.entry.parameters.get(index).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let number = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+        put(offset, number(parameter.offset))?;
+        put_if(size, number(parameter.size));
+        Ok(())
     }
 
     fn cuFuncGetAttribute(which: c_int, function: CUfunction) -> c_int {

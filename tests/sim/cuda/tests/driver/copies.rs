@@ -8,10 +8,6 @@ use tessera_cuda::types::{CUDA_ARRAY3D_DESCRIPTOR as Descriptor, CUDA_MEMCPY2D};
 /// `CUmemcpyAttributes`: the order, two hints, flags.
 const STREAM_ORDER: [c_int; 6] = [1, 0, 0, 0, 0, 0];
 
-fn fill(at: u64, value: u8, count: usize) {
-    ok(cuda!(cuMemsetD8_v2(at, value, count)));
-}
-
 fn batch(copies: &mut [(u64, u64, usize)], stream: Handle) -> (Result, usize) {
     let mut dsts: Vec<u64> = copies.iter().map(|copy| copy.0).collect();
     let mut srcs: Vec<u64> = copies.iter().map(|copy| copy.1).collect();

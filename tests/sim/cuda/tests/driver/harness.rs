@@ -217,6 +217,14 @@ pub fn synchronize(stream: Handle) {
     ok(cuda!(cuStreamSynchronize(stream)));
 }
 
+pub fn query(stream: Handle) -> Result {
+    cuda!(cuStreamQuery(stream))
+}
+
+pub fn fill(at: u64, value: u8, len: usize) {
+    ok(cuda!(cuMemsetD8_v2(at, value, len)));
+}
+
 pub fn elapsed_us(from: Handle, to: Handle) -> f32 {
     let ms: f32 = must(|ms| cuda!(cuEventElapsedTime(ms, from, to)));
     ms * 1000.0

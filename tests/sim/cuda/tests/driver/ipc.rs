@@ -17,10 +17,6 @@ fn close(at: u64) -> Result {
     cuda!(cuIpcCloseMemHandle(at))
 }
 
-fn fill(at: u64, value: u8, len: usize) {
-    ok(cuda!(cuMemsetD8_v2(at, value, len)));
-}
-
 // Events of one process in another: `cuIpcGetEventHandle`, `cuIpcOpenEventHandle`. `events` of `tests/programs/waits.c` are two
 // processes that wait for each other's.
 

@@ -15,10 +15,6 @@ fn stream(flags: c_uint) -> Handle {
     must(|to| cuda!(cuStreamCreate(to, flags)))
 }
 
-fn query(s: Handle) -> Result {
-    cuda!(cuStreamQuery(s))
-}
-
 /// Whether the stream is done while the word is not written.
 fn is_done_soon(s: Handle) -> bool {
     let since = Instant::now();

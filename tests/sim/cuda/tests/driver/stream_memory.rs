@@ -25,10 +25,6 @@ fn wait(s: Handle, at: u64, value: u32, flags: c_uint) -> Result {
     cuda!(cuStreamWaitValue32_v2(s, at, value, flags))
 }
 
-fn query(s: Handle) -> Result {
-    cuda!(cuStreamQuery(s))
-}
-
 scenarios! {
     /// What watches the words here calls no driver, and no thread of the driver's is there that would.
     fn the_gpu_writes_and_waits_without_a_thread_of_the_process() {
