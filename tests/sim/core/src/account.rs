@@ -42,7 +42,6 @@ pub struct Context {
     /// Operations completed that needed the GPU: kernels, memsets, copies on the device. A graph's
     /// count each.
     pub kernels: u64,
-    /// Events and markers completed.
     pub marks: u64,
 }
 
@@ -100,7 +99,6 @@ impl Session {
 }
 
 impl Account {
-    /// As one JSON object.
     pub fn json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
@@ -146,7 +144,6 @@ pub struct ProcessOnGpu {
 pub struct XidEvent {
     pub gpu: u32,
     pub code: u32,
-    /// The GPU instance that it is attributed to.
     pub gpu_instance: Option<u32>,
 }
 

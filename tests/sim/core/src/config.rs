@@ -18,19 +18,16 @@ pub const MAX_GPUS: usize = crate::layout::MAX_GPUS;
 /// At most this many whole GPUs and MIG instances together (the state file's layout).
 pub const MAX_UNITS: usize = crate::layout::MAX_UNITS;
 
-/// A whole simulated machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// NVML's driver version, such as `580.82.07`.
     pub driver_version: String,
     /// `cuDriverGetVersion`: `1000 * major + 10 * minor`.
     pub cuda_version: u32,
-    /// The GPUs, in NVML index order.
     pub gpus: Vec<GpuConfig>,
     /// What has memory and runs work of its own, by the number that the shared state knows it by:
     /// without MIG one for each GPU, in their order.
     pub units: Vec<Unit>,
-    /// Which of them are linked.
     pub nvlinks: Vec<NvLinks>,
     /// Device memory that is used without an allocation call, and the allocator's grain.
     pub memory: MemoryConfig,
@@ -44,7 +41,6 @@ pub struct Config {
     pub default_kernel: Duration,
 }
 
-/// One simulated GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuConfig {
     pub name: String,
@@ -173,7 +169,6 @@ settings! {
         cold_ns: u64 = 100_000, "cold_us" by "micros";
         /// How long a process runs while others wait.
         time_slice_ns: u64 = 2_000_000, "time_slice_us" by "micros";
-        /// Fixed time of a copy.
         copy_ns: u64 = 1_500;
         /// Host ↔ device bandwidth: a thousand of them are a GB/s.
         pcie_bytes_per_us: u64 = 25_000, "pcie_gb_per_s" by "micros";
@@ -204,7 +199,6 @@ pub struct KernelRule {
 /// The kernel of `tessera-tenant`: machines that did not name it gave it the default, and judged other work than they said.
 const TENANT: &str = "spin_ns";
 
-/// How a kernel's duration is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duration {
     /// Always the same, in nanoseconds.
@@ -330,7 +324,6 @@ impl Config {
         self.memory.reserved_bytes.unwrap_or_else(|| gpu.reserved_bytes())
     }
 
-    /// What a context of this GPU takes.
     pub fn context_bytes(&self, gpu: &GpuConfig) -> u64 {
         self.memory.context_overhead_bytes.unwrap_or_else(|| gpu.context_bytes())
     }

@@ -90,7 +90,6 @@ const LOADED_NS: u64 = 3_600_000_000_000;
 pub const RECOVERY: [&str; 5] = ["none", "reset", "reboot", "drain", "drain-and-reset"];
 
 impl Session {
-    /// What is wrong with a GPU.
     pub fn faults(&self, gpu: usize) -> FaultsOf {
         let faults = &self.shared().faults.gpus[gpu];
         FaultsOf {

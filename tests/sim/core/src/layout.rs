@@ -27,9 +27,7 @@ pub const WRITES: usize = 256;
 pub const MAX_OBJECTS: usize = 8192;
 /// Switches between processes remembered, for each unit.
 pub const MAX_SWITCHES: usize = 1024;
-/// XID events remembered.
 pub const MAX_XIDS: usize = 256;
-/// Largest configuration, in bytes.
 pub const MAX_CONFIG: usize = 64 * 1024;
 
 /// "SIMGPU" and two bytes of the layout's family.
@@ -65,7 +63,6 @@ pub struct Shared {
     pub pinning_ns: AtomicU64,
     /// Protects the engine, the slots and memory totals; see [`crate::lock`].
     pub lock: UnsafeCell<libc::pthread_mutex_t>,
-    /// Two copies of the engine.
     pub engines: [UnsafeCell<engine::State>; 2],
     pub slots: [Slot; MAX_SLOTS],
     /// Objects at and above this index were never used.
@@ -97,7 +94,6 @@ pub struct Shared {
 // `magic` is published.
 unsafe impl Sync for Shared {}
 
-/// Values of [`Slot::state`].
 pub mod slot_state {
     pub const FREE: u32 = 0;
     pub const LIVE: u32 = 1;
@@ -147,7 +143,6 @@ pub struct Object {
     pub last: AtomicU64,
 }
 
-/// One XID event.
 #[repr(C)]
 pub struct Xid {
     pub gpu: AtomicU32,
@@ -212,7 +207,6 @@ pub struct Entry {
     pub finish_ns: AtomicU64,
 }
 
-/// Kinds of [`Entry`].
 pub mod kind {
     /// One in the queue's bits.
     pub const QUEUE: u64 = 1 << 8;
@@ -220,9 +214,7 @@ pub mod kind {
     pub const COMPUTE: u64 = 0;
     /// Occupies the channel.
     pub const DELAY: u64 = 1;
-    /// Waits for another channel.
     pub const WAIT: u64 = 2;
-    /// Waits for a host function.
     pub const HOST: u64 = 3;
     /// As `COMPUTE`, for an event or a marker.
     pub const MARK: u64 = 4;

@@ -103,7 +103,6 @@ impl Session {
         self.config().memory_of(gpu).1
     }
 
-    /// Bytes of a GPU in use by all processes.
     pub fn used(&self, gpu: usize) -> u64 {
         let mut locked = self.lock();
         locked.recover_dead(false);
@@ -292,7 +291,6 @@ impl Session {
         self.object(id).map(|event| event.gpu.load(Ordering::Relaxed) as usize)
     }
 
-    /// Operation `seq` of `channel` records the event.
     pub fn record_event(&self, id: ObjectId, channel: u32, seq: u64) {
         if let Some(event) = self.object(id) {
             // Release: the operation was submitted before.

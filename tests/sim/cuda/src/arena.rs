@@ -191,7 +191,6 @@ pub(crate) const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 /// Pages come into being when they are touched.
 pub(crate) const LAZY: libc::c_int = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
 
-/// Reserves address space, aligned to `align`.
 fn reserve(len: u64, align: u64, low: bool) -> Option<(u64, u64)> {
     let flags = if low { LAZY | libc::MAP_32BIT } else { LAZY };
     // SAFETY: at no fixed address.

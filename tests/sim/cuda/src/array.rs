@@ -207,7 +207,6 @@ const ALL_FLAGS: u32 = 0x1ff;
 #[derive(Clone, Copy)]
 struct Shape {
     descriptor: CUDA_ARRAY3D_DESCRIPTOR,
-    /// Bytes of an element.
     element: u64,
     /// Mipmap levels; an array has one.
     levels: u32,
@@ -217,7 +216,6 @@ struct Shape {
 pub(crate) struct Level {
     offset: u64,
     pub pitch: u64,
-    /// Bytes of a row.
     pub row: u64,
     /// Rows of a slice, and how many there are with padding.
     pub rows: u64,

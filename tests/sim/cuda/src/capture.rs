@@ -423,7 +423,6 @@ pub(crate) fn wait(s: &'static Stream, event: &'static Event) -> Result<bool> {
     }
 }
 
-/// A stream is destroyed.
 pub(crate) fn leave(s: &'static Stream) {
     if !s.is_capturing() {
         return;

@@ -38,7 +38,6 @@ pub(crate) struct Device {
     pub physical: usize,
     /// What it is; of a MIG instance, with the instance's name, memory and multiprocessors.
     pub config: GpuConfig,
-    /// A MIG instance's own UUID.
     pub instance_uuid: Option<[u8; 16]>,
     pub primary: Mutex<Primary>,
     /// This process's queue to it.
@@ -129,7 +128,6 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `cuInit`.
 fn initialise(flags: c_uint) -> Result<()> {
     if flags != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);

@@ -37,7 +37,6 @@ pub(crate) enum Kind {
     Graph,
     /// Mapped by `cuMemMap`; see [`crate::vmm`].
     Mapped,
-    /// The same of host memory.
     MappedHost,
     /// Another process's, of [`crate::ipc`].
     Imported,

@@ -43,7 +43,6 @@ impl Image {
         Image::of(unsafe { CStr::from_ptr(image.cast()) }.to_bytes())
     }
 
-    /// An image of known length.
     pub(crate) fn of(bytes: &[u8]) -> Option<Image> {
         if bytes.starts_with(&ELF)
             || bytes.starts_with(&FATBIN)

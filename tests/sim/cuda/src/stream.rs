@@ -179,7 +179,6 @@ impl Stream {
         self.capturing.load(Ordering::Relaxed)
     }
 
-    /// For [`crate::capture`].
     pub(crate) fn set_capturing(&self, capturing: bool) {
         self.capturing.store(capturing, Ordering::Relaxed);
     }

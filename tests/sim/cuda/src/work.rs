@@ -52,7 +52,6 @@ pub(crate) struct Tails {
     pub all: Last,
     /// In streams that the legacy default stream waits for, and that for them: itself included.
     pub blocking: Last,
-    /// In the legacy default stream.
     pub legacy: AtomicU64,
     /// Up to where the legacy default stream waits already.
     pub joined: Last,
@@ -98,7 +97,6 @@ impl Lane {
         self.last_host[queue].fetch_max(seq + 1, Ordering::Release);
     }
 
-    /// Opens the channel; idempotent.
     pub(crate) fn open(&self, driver: &Driver, gpu: usize) -> Result<()> {
         let _one = lock(&self.submitter);
         if self.channel() == CLOSED {

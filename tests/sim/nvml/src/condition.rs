@@ -94,7 +94,6 @@ const RECOVERY_ACTION: c_uint = 230;
 
 /// `nvmlFieldValue_t`.
 #[repr(C)]
-#[allow(missing_docs, reason = "nvml.h's structure")]
 pub struct FieldValue {
     field: c_uint,
     scope: c_uint,
@@ -157,7 +156,6 @@ const XID: c_ulonglong = 8;
 
 /// `nvmlEventData_t`.
 #[repr(C)]
-#[allow(missing_docs, reason = "nvml.h's structure")]
 pub struct EventData {
     device: nvmlDevice_t,
     kind: c_ulonglong,

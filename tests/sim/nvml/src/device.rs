@@ -20,7 +20,6 @@ use tessera_cuda::nvml::{
 
 /// `nvmlPciInfo_t`.
 #[repr(C)]
-#[allow(missing_docs, reason = "nvml.h's structure")]
 pub struct PciInfo {
     legacy: [u8; 16],
     domain: c_uint,
@@ -223,7 +222,6 @@ exports! {
 
 /// `nvmlDeviceAttributes_t`.
 #[repr(C)]
-#[allow(missing_docs, reason = "nvml.h's structure")]
 pub struct Attributes {
     multiprocessors: c_uint,
     copy_engines: c_uint,

@@ -14,7 +14,6 @@ use tessera_cuda::nvml::*;
 
 /// `nvmlUtilization_t`, percent.
 #[repr(C)]
-#[allow(missing_docs, reason = "nvml.h's structure")]
 pub struct Utilization {
     gpu: c_uint,
     memory: c_uint,

@@ -63,7 +63,6 @@ pub(crate) struct Device {
     pub instance: Option<&'static MigConfig>,
 }
 
-/// A process as NVML lists it.
 pub(crate) struct Listed {
     pub process: ProcessOnGpu,
     /// The ids of the instance it runs on, or [`NVML_NO_INSTANCE`].

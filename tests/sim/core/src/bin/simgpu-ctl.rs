@@ -147,7 +147,6 @@ fn fail(session: &Session, gpu: &str, function: &str, error: &str) -> Result<(),
     }
 }
 
-/// A GPU by index or UUID.
 fn gpu_index(session: &Session, text: &str) -> Result<usize, String> {
     let gpus = &session.config().gpus;
     gpus.iter()

@@ -173,7 +173,6 @@ pub const MAX_LINKS: usize = 18;
 pub struct NvLinks {
     /// NVML indexes; each is linked to each of the others.
     pub gpus: Vec<usize>,
-    /// Links of each pair.
     pub links: usize,
 }
 

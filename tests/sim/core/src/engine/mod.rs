@@ -33,7 +33,6 @@ pub const QUEUES: usize = 8;
 /// A whole GPU, in thousandths.
 pub const WHOLE: u16 = 1000;
 
-/// One operation of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Needs the GPU for this many nanoseconds.
@@ -62,7 +61,6 @@ pub trait Queues {
     fn submitted(&self, channel: u32) -> u64;
     /// Operation number `seq` and its time of arrival; `seq < submitted`.
     fn op(&self, channel: u32, seq: u64) -> (u64, Op);
-    /// The queue that it is in.
     fn queue(&self, channel: u32, seq: u64) -> usize;
     /// Whether the process declared operation `seq`, which it ends, finished.
     fn host_done(&self, channel: u32, seq: u64) -> bool;
@@ -104,7 +102,6 @@ impl Handover {
     }
 }
 
-/// The operation at a queue's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Head {
@@ -123,7 +120,6 @@ pub enum Head {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Queue {
-    /// What is at the head.
     pub head: Head,
     /// For [`Head::Wait`]: the channel waited for.
     pub dependency: u32,
@@ -178,7 +174,6 @@ pub struct Channel {
     pub busy: Usage,
     /// Operations completed that needed the GPU, events and markers left out.
     pub kernels: u64,
-    /// Events and markers completed.
     pub marks: u64,
     /// GPU time of events and markers, part of `busy`.
     pub mark_ns: u64,
@@ -296,7 +291,6 @@ impl State {
         Some(index)
     }
 
-    /// The first free channel.
     pub fn free_channel(&self) -> Option<usize> {
         self.channels.iter().position(|c| c.gpu == NONE)
     }
@@ -370,7 +364,6 @@ impl Usage {
         u32::try_from((busy * 100 / (BUCKET_NS * window)).min(100)).unwrap_or(100)
     }
 
-    /// Books the time from `from` to `to`.
     fn add(&mut self, from: u64, to: u64) {
         self.ns += to - from;
         let mut at = from;
@@ -391,7 +384,6 @@ impl Usage {
     }
 }
 
-/// Where a bucket is kept.
 fn index(number: u64) -> usize {
     #[allow(clippy::cast_possible_truncation, reason = "a remainder below BUCKETS")]
     let index = (number % BUCKETS as u64) as usize;

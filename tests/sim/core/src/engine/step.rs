@@ -8,7 +8,6 @@ struct Turn<'a> {
     gpu: u32,
     params: &'a Params,
     waits: Waits,
-    /// Its channels.
     ids: [u32; MAX_CHANNELS],
     len: usize,
 }

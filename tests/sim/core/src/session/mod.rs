@@ -212,7 +212,6 @@ fn copy_state(from: &State, to: &mut State) {
     to.channels[..used].copy_from_slice(&from.channels[..used]);
 }
 
-/// Operation `seq` of a channel.
 pub(crate) fn entry(shared: &Shared, channel: u32, seq: u64) -> &Entry {
     #[allow(clippy::cast_possible_truncation, reason = "a remainder below RING")]
     &shared.rings[channel as usize].entries[(seq % RING as u64) as usize]

@@ -103,7 +103,6 @@ impl Props {
     }
 }
 
-/// `CU_MEMPOOL_ATTR_*`.
 mod attribute {
     pub(super) const REUSE_FOLLOW_EVENT_DEPENDENCIES: i32 = 1;
     pub(super) const REUSE_ALLOW_INTERNAL_DEPENDENCIES: i32 = 3;

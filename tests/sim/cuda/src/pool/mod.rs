@@ -322,7 +322,6 @@ pub(crate) struct DevicePools {
 }
 
 impl Device {
-    /// `cuDeviceGetDefaultMemPool`.
     pub(crate) fn default_pool(&'static self) -> Result<&'static Pool> {
         let mut pools = lock(&self.pools);
         if let Some(pool) = pools.default {
@@ -337,7 +336,6 @@ impl Device {
         Ok(pool)
     }
 
-    /// `cuDeviceGetMemPool`.
     pub(crate) fn current_pool(&'static self) -> Result<&'static Pool> {
         let current = lock(&self.pools).current;
         current.map_or_else(|| self.default_pool(), Ok)

@@ -299,7 +299,6 @@ pub struct Access {
 }
 
 impl Vmm {
-    /// Reserves addresses without memory.
     fn reserve(&mut self, driver: &Driver, len: u64, align: u64) -> Result<u64> {
         let wrong = len == 0 || !len.is_multiple_of(PAGE) || align != 0 && !align.is_power_of_two();
         if wrong {

@@ -104,7 +104,6 @@ fn two(low: u32, high: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// Fills so many bytes with a value.
 fn fill(at: u64, value: u32, bytes: u64) -> Params {
     Params::new(2, &[at, 0, two(value, 1), bytes, 1])
 }

@@ -271,13 +271,11 @@ pub fn pair(parent: impl FnOnce(&Peer), child: impl FnOnce(&Peer)) {
 }
 
 impl Peer {
-    /// Sends bytes.
     pub fn send(&self, bytes: &[u8]) {
         use std::io::Write;
         (&self.0).write_all(bytes).unwrap();
     }
 
-    /// Receives bytes.
     pub fn receive<const N: usize>(&self) -> [u8; N] {
         use std::io::Read;
         let mut bytes = [0; N];
@@ -304,7 +302,6 @@ impl Peer {
         sendmsg::<()>(self.0.as_raw_fd(), &byte, &rights, MsgFlags::empty(), None).unwrap();
     }
 
-    /// Receives one.
     pub fn receive_fd(&self) -> OwnedFd {
         let (mut byte, mut space) = ([0], nix::cmsg_space!(RawFd));
         let mut bytes = [IoSliceMut::new(&mut byte)];

@@ -10,7 +10,6 @@ const EQ: c_uint = 1;
 const AND: c_uint = 2;
 const NOR: c_uint = 3;
 
-/// Zeroed pinned memory.
 fn pinned() -> (u64, &'static [AtomicU32]) {
     let host = must(|to| cuda!(cuMemHostAlloc(to, 4096, 0)));
     // SAFETY: 4096 writable bytes, aligned to a page, never freed.
