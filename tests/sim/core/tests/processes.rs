@@ -283,42 +283,6 @@ fn a_storm_of_kills_leaves_a_whole_state() {
 }
 
 #[test]
-fn two_busy_processes_get_half_the_gpu_each() {
-    let (_dir, path) = state();
-    let s = open_and_claim(&path);
-    let channel = s.open_channel(0).unwrap();
-    let ready = Flag::new();
-    let other = Child::run(|| {
-        let s = open_and_claim(&path);
-        s.charge(0, Use::Own, MIB);
-        let channel = s.open_channel(0).unwrap();
-        ready.raise();
-        loop {
-            s.submit(channel, 0, Op::Compute(100_000));
-        }
-    });
-    ready.reached(1);
-    let alone = 20 * MS;
-    let since = Instant::now();
-    let last = (0..200).map(|_| s.submit(channel, 0, Op::Compute(alone / 200))).last().unwrap();
-    s.wait(channel, last);
-    let took = u64::try_from(since.elapsed().as_nanos()).unwrap();
-    // 10 slices of 2 ms against as many of the other's, and the switches between.
-    assert!(took >= 38 * MS, "no interference: {took} ns");
-    let busy = |own: bool| {
-        let account = s.account(0, 0);
-        let slot = u32::try_from(s.slot().unwrap()).unwrap();
-        account.contexts.iter().find(|c| (c.slot == slot) == own).unwrap().busy_ns
-    };
-    let (mine, theirs) = (busy(true), busy(false));
-    // Caches are cold behind each switch.
-    assert!((alone..alone + 2 * MS).contains(&mine), "{mine}");
-    // The other had its slices meanwhile, and runs on until we look.
-    assert!(theirs + 5 * MS >= mine, "{mine} against {theirs}");
-    other.kill();
-}
-
-#[test]
 fn a_state_in_use_keeps_its_configuration() {
     let (_dir, path) = state();
     let user = holder(&path, |_| ());
