@@ -29,11 +29,6 @@ handle_ns = 0
 memory_info_us = 0.0
 [driver]
 context_lock = false
-loads_drain = false
-creations_lock = false
-host_frees_drain = false
-concurrent_kernels = false
-chained_kernels = false
 lazy_loading = false
 queues = 1
 [costs]

@@ -126,20 +126,10 @@ settings! {
 
 settings! {
     pub struct DriverConfig {
-        /// Calls of a context exclude each other.
+        /// Calls of a context exclude each other; loading code and freeing pinned host memory wait for its work.
         context_lock: bool = true;
-        /// Loading code waits for the context's work.
-        loads_drain: bool = true;
         /// Queues that the streams of a process share on a GPU: `CUDA_DEVICE_MAX_CONNECTIONS` may say fewer.
         queues: u32 = 8;
-        /// Creating a stream takes the lock of its context's calls.
-        creations_lock: bool = true;
-        /// Giving pinned host memory back waits for its context's work, under that lock.
-        host_frees_drain: bool = true;
-        /// Kernels of a process run at once where the GPU has room.
-        concurrent_kernels: bool = true;
-        /// A kernel may begin before the one before it in its stream has ended, if both say so.
-        chained_kernels: bool = true;
         /// A kernel's code is loaded at its first launch, where `CUDA_MODULE_LOADING` does not say.
         lazy_loading: bool = true;
     }

@@ -58,16 +58,17 @@ pub(crate) struct CallLock(RwLock<()>);
 impl CallLock {
     /// For a call that changes the context or submits to it.
     pub(crate) fn alone(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        is_locking().then(|| self.0.write().unwrap_or_else(PoisonError::into_inner))
+        contexts_lock().then(|| self.0.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// For a call that asks.
     pub(crate) fn shared(&self) -> Option<RwLockReadGuard<'_, ()>> {
-        is_locking().then(|| self.0.read().unwrap_or_else(PoisonError::into_inner))
+        contexts_lock().then(|| self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-fn is_locking() -> bool {
+/// Whether contexts have that lock, and wait for their work where it is held for as long as that.
+pub(crate) fn contexts_lock() -> bool {
     driver().is_ok_and(|d| d.session.config().driver.context_lock)
 }
 

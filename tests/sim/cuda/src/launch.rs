@@ -43,10 +43,8 @@ impl Shape {
     }
 
     fn op(self, ns: u64, sm_count: u32) -> Result<Op> {
-        let config = driver()?.session.config();
-        let ns = ns.saturating_add(config.costs.launch_ns);
-        let is_alone = !config.driver.concurrent_kernels;
-        Ok(if is_alone { Op::Compute(ns) } else { Op::Part { ns, width: self.width(sm_count) } })
+        let ns = ns.saturating_add(driver()?.session.config().costs.launch_ns);
+        Ok(Op::Part { ns, width: self.width(sm_count) })
     }
 
     pub(crate) fn check(self) -> Result<()> {
@@ -122,7 +120,6 @@ fn launch(
         let (at, value) = (parameter(index, params, extra)?, parameter(index + 1, params, extra)?);
         return crate::stream_memory::run_until(s, at, value);
     }
-    let is_chained = is_chained && driver()?.session.config().driver.chained_kernels;
     let op = shape.op(duration(function, params, extra)?, s.context().sm_count())?;
     s.submit_kernel(op, function.entry.lets_go, is_chained)
 }

@@ -7,7 +7,7 @@ use crate::abi::{Object, Result, exports, handle, put, put_if};
 use crate::arena::{ALIGN, Arena, forget_pages};
 use crate::capture;
 use crate::context::{Context, current};
-use crate::driver::{Device, Driver, driver};
+use crate::driver::{Device, Driver, contexts_lock, driver};
 use crate::ipc::Exports;
 use crate::pool::{self, Pool};
 use simgpu::Config;
@@ -392,7 +392,7 @@ fn unpin_host(start: u64, kind: Kind, unknown: CUresult) -> Result<()> {
     let driver = driver()?;
     let own = driver.memory().by_start.get(&start).filter(|a| a.kind == kind).map(|a| a.context);
     let own = own.ok_or(unknown)?;
-    let drains = driver.session.config().driver.host_frees_drain.then(|| own.owner());
+    let drains = contexts_lock().then(|| own.owner());
     let _alone = drains.and_then(|context| context.calls.alone());
     if let Some(context) = drains {
         // A lost GPU's work is over, too.

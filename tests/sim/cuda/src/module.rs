@@ -10,7 +10,7 @@ use crate::abi::{
     Header, Result, cstr, enliven, exports, get, handle, kill, object, put, put_if, resolve,
 };
 use crate::context::{Context, current};
-use crate::driver::{Driver, driver, lock};
+use crate::driver::{Driver, contexts_lock, driver, lock};
 use crate::pool;
 use crate::ptx::{self, ELF, Entry};
 use simgpu::config::{Duration, MemoryConfig};
@@ -102,8 +102,7 @@ fn load(context: &'static Context, image: *const c_void) -> Result<&'static Modu
 
 /// Waits for the context's work, as the driver does before it changes the code that the GPU can reach.
 fn drain(context: &'static Context) -> Result<()> {
-    let drains = driver()?.session.config().driver.loads_drain;
-    if drains { context.wait() } else { Ok(()) }
+    if contexts_lock() { context.wait() } else { Ok(()) }
 }
 
 /// Whether a module's code is loaded with the module. Lazy loading is the default since 12.2: CUDA

@@ -376,8 +376,7 @@ fn create(flags: c_uint) -> Result<CUstream> {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
     let context = current()?;
-    let locks = crate::driver::driver()?.session.config().driver.creations_lock;
-    let _alone = locks.then(|| context.owner().calls.alone());
+    let _alone = context.owner().calls.alone();
     Ok(handle(Stream::create(context, flags)))
 }
 

@@ -63,19 +63,17 @@ struct Work {
     busy: Handle,
     other: Handle,
     event: Handle,
-    cold: Handle,
 }
 
-/// Two streams, a complete event of the other one, a kernel that runs until the word is written, and
-/// one that was never launched.
+/// Two streams, a complete event of the other one, and a kernel that runs until the word is written.
 fn work() -> Work {
     retain(0);
-    let (until, cold) = (kernel("until"), unloaded("plain"));
+    let until = kernel("until");
     let (busy, other, event) = (new_stream(), new_stream(), new_event());
     ok(register_the_word());
     record(event, other);
     synchronize(other);
-    Work { until, busy, other, event, cold }
+    Work { until, busy, other, event }
 }
 
 fn keep_it_busy(work: &Work) {
@@ -89,14 +87,6 @@ fn eager() {
 }
 
 scenarios! {
-    fn without_drains_a_first_launch_waits_for_nothing() with "driver = { loads_drain = false }\n" {
-        let work = work();
-        keep_it_busy(&work);
-        ok(launch(work.cold, 1, work.other, std::ptr::null_mut()));
-        assert_eq!(cuda!(cuStreamQuery(work.busy)), 600);
-        WORD.store(1, Ordering::SeqCst);
-    }
-
     fn a_free_that_waits_keeps_other_calls_waiting() {
         let work = work();
         let others: [fn(&Work); 4] = [
