@@ -21,7 +21,6 @@ BELIEFS = {
 reserved = "256MiB"
 teardown_ms_per_gib = 0.0
 managed = "process"
-code = "flat"
 imports = "maker"
 [nvml]
 process_list_us = 0.0

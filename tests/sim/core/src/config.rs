@@ -105,8 +105,6 @@ settings! {
         context_overhead_bytes: Option<u64> = Some(128 * MIB), "context_overhead" by "bytes_or_auto";
         /// Charged per loaded module or library.
         module_overhead_bytes: u64 = 2 * MIB, "module_overhead" by "bytes";
-        /// Whether a module whose image is larger takes as much as its image, with its first function.
-        code_is_as_large_as_its_image: bool = true, "code" by "is_image";
         /// Device memory is handed out in chunks of this size; small allocations share one.
         granularity_bytes: u64 = 2 * MIB, "granularity" by "bytes";
         /// Memory pools take device memory in chunks of this.

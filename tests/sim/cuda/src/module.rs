@@ -152,8 +152,7 @@ impl Module {
     /// What its code takes beyond what any module does. A library's kernels come with all that they were compiled with:
     /// rapidsai/cudf#4718 (316 MiB), NVIDIA/DALI#4287 (400 MB).
     fn image_bytes(&self, memory: &MemoryConfig) -> u64 {
-        let image = if memory.code_is_as_large_as_its_image { self.image.bytes() } else { 0 };
-        let beyond = image.saturating_sub(memory.module_overhead_bytes);
+        let beyond = self.image.bytes().saturating_sub(memory.module_overhead_bytes);
         beyond.checked_next_multiple_of(memory.granularity_bytes).unwrap_or(u64::MAX)
     }
 

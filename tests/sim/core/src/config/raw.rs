@@ -107,10 +107,6 @@ fn either<'de, D: Deserializer<'de>>(d: D, words: [&str; 2]) -> Result<bool, D::
     })
 }
 
-pub(super) fn is_image<'de, D: Deserializer<'de>>(d: D) -> Result<bool, D::Error> {
-    either(d, ["flat", "image"])
-}
-
 pub(super) fn is_process<'de, D: Deserializer<'de>>(d: D) -> Result<bool, D::Error> {
     either(d, ["nobody", "process"])
 }
