@@ -1,9 +1,6 @@
 //! `tessera-bench`: what Tessera costs and whether its quota holds under load, measured on the
 //! simulated driver, printed beside its goals and written to `target/bench/summary.json`. Every figure
 //! has a goal. The first lines of each module say how its figures are got.
-//!
-//! Options: `--out FILE`, `--artefacts DIR`, `--only PART,…` (a name of [`PARTS`], `compute`, or a scenario of
-//! [`compute::SCENARIOS`]), `--realtime` (before everything else on a machine that is busy with other things; root).
 
 mod api;
 mod child;
@@ -23,13 +20,13 @@ mod soak;
 mod stats;
 mod world;
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Context;
+use clap::Parser;
 use serde_json::json;
-use tessera_tenant_program::args::Args;
 
 use crate::report::Report;
 use crate::world::{Artefacts, World};
@@ -50,6 +47,23 @@ const PARTS: [(&str, Part); 10] = [
     ("many", many::run),
 ];
 
+/// What Tessera costs, measured on the simulated driver
+#[derive(Parser)]
+struct Options {
+    /// Where the summary goes
+    #[arg(long, default_value = "target/bench/summary.json")]
+    out: PathBuf,
+    /// The directory of what is measured, where it is not this program's
+    #[arg(long)]
+    artefacts: Option<PathBuf>,
+    /// Parts, `compute`, or scenarios of it, such as `shares`
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Before everything else on a machine that is busy with other things; root
+    #[arg(long)]
+    realtime: bool,
+}
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.split_first() {
@@ -63,16 +77,11 @@ fn main() -> ExitCode {
 }
 
 fn bench() -> anyhow::Result<ExitCode> {
-    let mut args = Args::from_env();
-    let usage = |exit: tessera_tenant_program::exit::Exit| anyhow::anyhow!(exit.message);
-    let out = args.value("--out").map_err(usage)?;
-    let artefacts = args.value("--artefacts").map_err(usage)?;
-    let only = args.value("--only").map_err(usage)?;
-    if args.flag("--realtime") {
+    let Options { out, artefacts, only, realtime } = Options::parse();
+    if realtime {
         machine::go_first().context("--realtime takes root")?;
     }
-    args.finish().map_err(usage)?;
-    let wanted = |part: &str| only.as_deref().is_none_or(|list| list.split(',').any(|p| p == part));
+    let wanted = |part: &str| only.is_empty() || only.iter().any(|name| name == part);
     let artefacts = Artefacts::find(artefacts.as_deref())?;
     let world = match World::enter(&artefacts)? {
         Ok(world) => world,
@@ -107,12 +116,10 @@ fn bench() -> anyhow::Result<ExitCode> {
         machine::describe()
     );
     println!("± is half the distance between the quartiles of the rounds' differences.");
-    let out = out.unwrap_or_else(|| "target/bench/summary.json".into());
-    let out = Path::new(&out);
     if let Some(parent) = out.parent() {
         std::fs::create_dir_all(parent)?;
     }
-    std::fs::write(out, format!("{:#}\n", report.summary()))
+    std::fs::write(&out, format!("{:#}\n", report.summary()))
         .with_context(|| format!("cannot write {}", out.display()))?;
     println!("Summary: {}", out.display());
     anyhow::ensure!(failed.is_empty(), "not measured, see above: {}", failed.join(", "));

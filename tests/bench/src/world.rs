@@ -48,9 +48,9 @@ pub struct Artefacts {
 
 impl Artefacts {
     /// As `given`, or beside this program.
-    pub fn find(given: Option<&str>) -> anyhow::Result<Self> {
+    pub fn find(given: Option<&Path>) -> anyhow::Result<Self> {
         let dir = match given {
-            Some(given) => PathBuf::from(given),
+            Some(given) => given.to_owned(),
             None => std::env::current_exe()?.parent().unwrap_or(Path::new(".")).to_owned(),
         };
         let dir = dir.canonicalize().with_context(|| format!("{}", dir.display()))?;

@@ -1,110 +1,36 @@
-//! Command-line options without a parser crate: this binary goes into every test image.
+//! What values of options mean.
 
-use std::str::FromStr;
+use std::num::ParseIntError;
 use std::time::Duration;
 
-use crate::exit::Exit;
-use crate::memory::Api;
 use strum::VariantArray;
 
-/// Arguments not yet consumed.
-#[derive(Debug)]
-pub struct Args {
-    rest: Vec<String>,
+use crate::memory::Api;
+
+/// `--for`, in seconds; 0: without end.
+pub fn limit(text: &str) -> Result<Duration, ParseIntError> {
+    let seconds = text.parse()?;
+    Ok(if seconds == 0 { Duration::MAX } else { Duration::from_secs(seconds) })
 }
 
-impl Args {
-    pub fn from_env() -> Self {
-        Self::new(std::env::args().skip(1).collect())
-    }
+/// `--rate`, requests per second.
+pub fn rate(text: &str) -> Result<f64, &'static str> {
+    let rate = text.parse::<f64>().ok().filter(|rate| (0.0..=1e6).contains(rate));
+    rate.ok_or("it must be from 0 to 1000000 per second")
+}
 
-    pub fn new(rest: Vec<String>) -> Self {
-        Self { rest }
-    }
+pub fn bytes(text: &str) -> Result<u64, &'static str> {
+    parse_bytes(text).ok_or("it is not a quantity of bytes (examples: 512Mi, 4GiB, 129M)")
+}
 
-    /// Whether `name` was given; consumes it.
-    pub fn flag(&mut self, name: &str) -> bool {
-        let before = self.rest.len();
-        self.rest.retain(|a| a != name);
-        self.rest.len() != before
-    }
-
-    /// The value of `--name value` or `--name=value`, consumed; the last one wins.
-    pub fn value(&mut self, name: &str) -> Result<Option<String>, Exit> {
-        let mut found = None;
-        let mut at = 0;
-        while at < self.rest.len() {
-            if self.rest[at] == name {
-                if at + 1 == self.rest.len() {
-                    return Err(Exit::usage(format!("{name} needs a value")));
-                }
-                found = Some(self.rest.remove(at + 1));
-                self.rest.remove(at);
-            } else if let Some(value) =
-                self.rest[at].strip_prefix(name).and_then(|v| v.strip_prefix('='))
-            {
-                found = Some(value.to_owned());
-                self.rest.remove(at);
-            } else {
-                at += 1;
-            }
-        }
-        Ok(found)
-    }
-
-    /// A number, or whatever else is written as one word, or `default`.
-    pub fn number<T: FromStr>(&mut self, name: &str, default: T) -> Result<T, Exit> {
-        match self.value(name)? {
-            None => Ok(default),
-            Some(text) => {
-                text.parse().map_err(|_| Exit::usage(format!("{name}: it cannot be {text:?}")))
-            }
-        }
-    }
-
-    /// `--for`, in seconds; 0: without end.
-    pub fn limit(&mut self) -> Result<Option<Duration>, Exit> {
-        let seconds: u64 = self.number("--for", 0)?;
-        Ok((seconds > 0).then(|| Duration::from_secs(seconds)))
-    }
-
-    /// `--apis`: all, unless it says which.
-    pub fn apis(&mut self) -> Result<Vec<Api>, Exit> {
-        match self.value("--apis")? {
-            None => Ok(Api::VARIANTS.to_vec()),
-            Some(list) => Api::list(&list).map_err(|e| Exit::usage(format!("--apis: {e}"))),
-        }
-    }
-
-    pub fn bytes(&mut self, name: &str) -> Result<Option<u64>, Exit> {
-        let Some(text) = self.value(name)? else { return Ok(None) };
-        match parse_bytes(&text) {
-            Some(bytes) => Ok(Some(bytes)),
-            None => Err(Exit::usage(format!(
-                "{name}: {text:?} is not a quantity of bytes (examples: 512Mi, 4GiB, 129M)"
-            ))),
-        }
-    }
-
-    /// The first argument that is no option.
-    pub fn subcommand(&mut self) -> Option<String> {
-        // Options before the subcommand were consumed with their values by then.
-        let at = self.rest.iter().position(|a| !a.starts_with('-'))?;
-        Some(self.rest.remove(at))
-    }
-
-    /// Refuses whatever nobody consumed.
-    pub fn finish(self) -> Result<(), Exit> {
-        match self.rest.first() {
-            None => Ok(()),
-            Some(left) => Err(Exit::usage(format!("unexpected argument {left}; see --help"))),
-        }
-    }
+/// `--apis`: all, unless it says which.
+pub fn or_all(apis: &[Api]) -> &[Api] {
+    if apis.is_empty() { Api::VARIANTS } else { apis }
 }
 
 /// Bytes of a Kubernetes quantity (`512Mi`, `129M`, `1.5Gi`, `128974848`) or of its spelling with
 /// a final `B` (`4GiB`). `None` where it is neither, negative, or does not fit.
-pub fn parse_bytes(text: &str) -> Option<u64> {
+fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -136,10 +62,6 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn args(line: &str) -> Args {
-        Args::new(line.split_whitespace().map(str::to_owned).collect())
-    }
-
     #[test]
     fn quantities_parse_as_kubernetes_reads_them() {
         assert_eq!(parse_bytes("4GiB"), Some(4 << 30));
@@ -150,21 +72,5 @@ mod tests {
         for bad in ["", "Gi", "-1", "4Gib", "1e3x", "99999999999Ti", "."] {
             assert_eq!(parse_bytes(bad), None, "{bad}");
         }
-    }
-
-    #[test]
-    fn both_spellings_of_an_option_are_read() {
-        let mut a = args("--device 3 infer --rate=7.5 --for 2");
-        assert_eq!(a.number("--device", 0).unwrap(), 3);
-        assert_eq!(a.subcommand().as_deref(), Some("infer"));
-        assert!((a.number("--rate", 0.0f64).unwrap() - 7.5).abs() < f64::EPSILON);
-        assert_eq!(a.number("--for", 0u64).unwrap(), 2);
-        a.finish().unwrap();
-    }
-
-    #[test]
-    fn a_leftover_or_missing_value_is_a_usage_error() {
-        assert_eq!(args("--what").finish().unwrap_err().code, crate::exit::USAGE);
-        assert_eq!(args("--rate").number("--rate", 0).unwrap_err().code, crate::exit::USAGE);
     }
 }

@@ -11,7 +11,7 @@ use fastrand::Rng;
 use serde_json::json;
 
 use crate::Device;
-use crate::args::Args;
+use crate::args;
 use crate::cuda::{Cuda, Stream};
 use crate::exit::{self, CudaError, Exit};
 use crate::memory::{Api, Block};
@@ -22,37 +22,23 @@ use crate::stop::{self, Asked};
 /// Bytes of the pattern at the start of every block.
 const PATTERN: usize = 64;
 
-#[derive(Debug)]
+#[derive(clap::Args, Debug)]
 pub struct Options {
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
     threads: u64,
-    /// Least bytes of a request; smaller ones share pages, which nobody counts by the request.
+    /// Least bytes of a request; smaller ones share pages, which nobody counts by the request
+    #[arg(long, value_parser = args::bytes, default_value = "64")]
     min: u64,
-    /// Most bytes one thread holds.
+    /// Most bytes one thread holds
+    #[arg(long, value_parser = args::bytes, default_value = "32Mi")]
     max: u64,
-    limit: Option<Duration>,
+    /// Seconds; 0: until SIGTERM
+    #[arg(long = "for", value_parser = args::limit, default_value = "0")]
+    limit: Duration,
+    #[arg(long, default_value_t = 1)]
     seed: u64,
+    #[arg(long, value_delimiter = ',')]
     apis: Vec<Api>,
-}
-
-impl Options {
-    pub fn parse(mut args: Args) -> Result<Self, Exit> {
-        let options = Self {
-            threads: args.number("--threads", 4)?,
-            min: args.bytes("--min")?.unwrap_or(PATTERN as u64),
-            max: args.bytes("--max")?.unwrap_or(32 << 20),
-            limit: args.limit()?,
-            seed: args.number("--seed", 1)?,
-            apis: args.apis()?,
-        };
-        args.finish()?;
-        if options.threads == 0 || options.max < 4096 {
-            return Err(Exit::usage("--threads must be at least 1 and --max at least 4096"));
-        }
-        if !(PATTERN as u64..=options.max).contains(&options.min) {
-            return Err(Exit::usage(format!("--min must be from {PATTERN} to --max")));
-        }
-        Ok(options)
-    }
 }
 
 #[derive(Default)]
@@ -80,6 +66,10 @@ impl Counters {
 }
 
 pub fn run(device: Device, options: &Options) -> Result<(), Exit> {
+    if options.max < 4096 || !(PATTERN as u64..=options.max).contains(&options.min) {
+        let usage = format!("--max must be at least 4096, and --min from {PATTERN} to --max");
+        return Err(Exit::usage(usage));
+    }
     let cuda = Cuda::open(device)?;
     // The others' memory must leave each process room for its context.
     processes::muster();
@@ -99,12 +89,11 @@ pub fn run(device: Device, options: &Options) -> Result<(), Exit> {
             .collect();
         let start = Instant::now();
         loop {
-            let left = options.limit.map(|l| l.saturating_sub(start.elapsed()));
-            if left == Some(Duration::ZERO) || threads.iter().any(|t| t.is_finished()) {
+            let left = options.limit.saturating_sub(start.elapsed());
+            if left.is_zero() || threads.iter().any(|t| t.is_finished()) {
                 break;
             }
-            let second = Duration::from_secs(1);
-            if stop::wait(left.map_or(second, |l| l.min(second))) == Some(Asked::Stop) {
+            if stop::wait(left.min(Duration::from_secs(1))) == Some(Asked::Stop) {
                 break;
             }
             counters.report("progress");
@@ -143,7 +132,7 @@ fn worker(
 ) -> Result<(), CudaError> {
     cuda.bind()?;
     let stream = cuda.stream()?;
-    let (max, apis) = (options.max, &options.apis);
+    let (max, apis) = (options.max, args::or_all(&options.apis));
     let mut rng = Rng::with_seed(seed);
     let mut held: Vec<Held> = Vec::new();
     let mut bytes = 0;

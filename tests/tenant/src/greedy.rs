@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::Device;
-use crate::args::Args;
+use crate::args;
 use crate::cuda::{Cuda, Stream};
 use crate::exit::{self, Exit};
 use crate::memory::{Api, Block};
@@ -14,38 +14,28 @@ use crate::processes;
 use crate::report;
 use crate::stop::{self, Asked};
 
-#[derive(Debug)]
+#[derive(clap::Args, Debug)]
 pub struct Options {
+    #[arg(long, value_parser = args::bytes, default_value = "64Mi")]
     chunk: u64,
+    /// What is refused is asked for in halves, down to this
+    #[arg(long, value_parser = args::bytes, default_value = "1Mi")]
     min_chunk: u64,
+    #[arg(long, value_delimiter = ',')]
     apis: Vec<Api>,
-    /// Safety where no quota holds: no more than this is taken.
+    /// Safety where no quota holds: no more than this is taken
+    #[arg(long, value_parser = args::bytes)]
     at_most: Option<u64>,
+    /// Holds so many seconds; 0: until SIGTERM
+    #[arg(long = "for", value_parser = args::limit)]
     hold: Option<Duration>,
-    retry: Duration,
+    #[arg(long, default_value_t = 50)]
+    retry_ms: u64,
 }
 
 impl Options {
-    pub fn parse(mut args: Args) -> Result<Self, Exit> {
-        let chunk = args.bytes("--chunk")?.unwrap_or(64 << 20);
-        let min_chunk = args.bytes("--min-chunk")?.unwrap_or(1 << 20).min(chunk);
-        let apis = args.apis()?;
-        let at_most = args.bytes("--at-most")?;
-        let hold = match args.value("--for")? {
-            None => None,
-            Some(text) => {
-                let seconds: u64 = text
-                    .parse()
-                    .map_err(|_| Exit::usage(format!("--for: {text:?} is not whole seconds")))?;
-                Some(if seconds == 0 { Duration::MAX } else { Duration::from_secs(seconds) })
-            }
-        };
-        let retry = Duration::from_millis(args.number("--retry-ms", 50)?);
-        args.finish()?;
-        if min_chunk == 0 {
-            return Err(Exit::usage("--min-chunk must be more than 0"));
-        }
-        Ok(Self { chunk, min_chunk, apis, at_most, hold, retry })
+    fn retry(&self) -> Duration {
+        Duration::from_millis(self.retry_ms)
     }
 }
 
@@ -130,9 +120,10 @@ pub fn run(device: Device, options: &Options) -> Result<(), Exit> {
     };
     // Equal parts by every API, then smaller and smaller ones, so that the limit is met exactly.
     let mut chunk = options.chunk;
-    while chunk >= options.min_chunk {
+    let least = options.min_chunk.min(chunk).max(1);
+    while chunk >= least {
         let mut granted = false;
-        for &api in &options.apis {
+        for &api in args::or_all(&options.apis) {
             granted |= greed.ask(api, chunk)?;
         }
         if !granted {
@@ -185,7 +176,7 @@ fn open(device: Device, options: &Options) -> Result<Option<Cuda>, Exit> {
             tell("full", attempts);
         }
         let over = options.hold.is_none_or(|hold| start.elapsed() >= hold);
-        if over || stop::wait(options.retry) == Some(Asked::Stop) {
+        if over || stop::wait(options.retry()) == Some(Asked::Stop) {
             tell("done", attempts);
             return Ok(None);
         }
@@ -197,10 +188,11 @@ fn keep_asking(greed: &mut Greed<'_>, hold: Duration) -> Result<(), Exit> {
     let mut reported = start;
     let mut turn = 0usize;
     while start.elapsed() < hold {
-        if stop::wait(greed.options.retry) == Some(Asked::Stop) {
+        if stop::wait(greed.options.retry()) == Some(Asked::Stop) {
             break;
         }
-        let api = greed.options.apis[turn % greed.options.apis.len()];
+        let apis = args::or_all(&greed.options.apis);
+        let api = apis[turn % apis.len()];
         turn += 1;
         greed.ask(api, greed.options.chunk)?;
         if reported.elapsed() >= Duration::from_secs(1) {

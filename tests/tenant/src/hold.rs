@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::Device;
-use crate::args::Args;
+use crate::args;
 use crate::cuda::{Cuda, Stream};
 use crate::exit::{self, Exit};
 use crate::memory::Api;
@@ -15,27 +15,22 @@ use crate::stop;
 /// Bytes of the pattern at both ends of the allocation.
 const PROBE: usize = 256;
 
-#[derive(Debug)]
+#[derive(clap::Args, Debug)]
 pub struct Options {
+    /// How much; 0 for a context alone
+    #[arg(long, value_parser = args::bytes)]
     bytes: u64,
-    limit: Option<Duration>,
-}
-
-impl Options {
-    pub fn parse(mut args: Args) -> Result<Self, Exit> {
-        let bytes = args.bytes("--bytes")?.ok_or_else(|| Exit::usage("hold needs --bytes"))?;
-        let limit = args.limit()?;
-        args.finish()?;
-        if (1..PROBE as u64).contains(&bytes) {
-            let usage = format!("--bytes must be 0, for a context alone, or at least {PROBE}");
-            return Err(Exit::usage(usage));
-        }
-        Ok(Self { bytes, limit })
-    }
+    /// Seconds; 0: until SIGTERM
+    #[arg(long = "for", value_parser = args::limit, default_value = "0")]
+    limit: Duration,
 }
 
 /// Holds until asked to stop, then checks that the data is what was written.
 pub fn run(device: Device, options: &Options) -> Result<(), Exit> {
+    if (1..PROBE as u64).contains(&options.bytes) {
+        let usage = format!("--bytes must be 0, for a context alone, or at least {PROBE}");
+        return Err(Exit::usage(usage));
+    }
     let cuda = Cuda::open(device)?;
     let hold = |bytes| cuda.allocate(Api::Plain, bytes, Stream::LEGACY);
     let block = (options.bytes > 0).then(|| hold(options.bytes)).transpose()?;

@@ -11,7 +11,7 @@ use fastrand::Rng;
 use serde_json::json;
 
 use crate::Device;
-use crate::args::Args;
+use crate::args;
 use crate::cuda::{Cuda, Kernel, Stream};
 use crate::exit::{self, Exit};
 use crate::histogram::Histogram;
@@ -26,34 +26,20 @@ const LAYER: u64 = 64 << 20;
 /// Bytes checked at the start of every layer.
 const PROBE: usize = 4096;
 
-#[derive(Debug)]
+#[derive(clap::Args, Debug)]
 pub struct Options {
+    #[arg(long, value_parser = args::bytes, default_value = "256Mi")]
     weights: u64,
+    #[arg(long, value_parser = args::bytes, default_value = "16Mi")]
     activations: u64,
-    /// Per second; 0: the next request follows the last at once.
+    /// Per second; 0: the next request follows the last at once
+    #[arg(long, value_parser = args::rate, default_value = "50")]
     rate: f64,
-    kernel_ns: u64,
-    limit: Option<Duration>,
-}
-
-impl Options {
-    pub fn parse(mut args: Args) -> Result<Self, Exit> {
-        let options = Self {
-            weights: args.bytes("--weights")?.unwrap_or(256 << 20),
-            activations: args.bytes("--activations")?.unwrap_or(16 << 20),
-            rate: args.number("--rate", 50.0)?,
-            kernel_ns: args.number::<u64>("--kernel-us", 2000)?.saturating_mul(1000),
-            limit: args.limit()?,
-        };
-        args.finish()?;
-        if !(0.0..=1e6).contains(&options.rate) {
-            return Err(Exit::usage("--rate must be from 0 to 1000000 per second"));
-        }
-        if options.activations < 2 * PAYLOAD as u64 {
-            return Err(Exit::usage(format!("--activations must be at least {}", 2 * PAYLOAD)));
-        }
-        Ok(options)
-    }
+    #[arg(long, default_value_t = 2000)]
+    kernel_us: u64,
+    /// Seconds; 0: until SIGTERM
+    #[arg(long = "for", value_parser = args::limit, default_value = "0")]
+    limit: Duration,
 }
 
 /// What happened in one stretch of time.
@@ -173,7 +159,7 @@ impl<'a> Server<'a> {
         Rng::with_seed(self.seed ^ number.rotate_left(17)).fill(&mut self.sent);
         cuda.write(block, 0, &self.sent)?;
         cuda.write(block, last, &self.sent)?;
-        cuda.launch(&self.kernel, self.options.kernel_ns, self.stream)?;
+        cuda.launch(&self.kernel, self.options.kernel_us.saturating_mul(1000), self.stream)?;
         cuda.wait(&self.kernel, self.stream)?;
         let mut intact = true;
         let mut verified = 0;
@@ -194,6 +180,9 @@ impl<'a> Server<'a> {
 }
 
 pub fn run(device: Device, options: &Options) -> Result<(), Exit> {
+    if options.activations < 2 * PAYLOAD as u64 {
+        return Err(Exit::usage(format!("--activations must be at least {}", 2 * PAYLOAD)));
+    }
     let mut server = Server::start(device, options)?;
     let (free, total) = server.cuda.mem_info()?;
     let held = server.held();
@@ -206,7 +195,7 @@ pub fn run(device: Device, options: &Options) -> Result<(), Exit> {
     let mut arrival = start;
     let mut number = 0;
     loop {
-        let done = options.limit.is_some_and(|limit| start.elapsed() >= limit);
+        let done = start.elapsed() >= options.limit;
         let wait = arrival.saturating_duration_since(Instant::now());
         let asked = if done { Some(Asked::Stop) } else { stop::wait(wait) };
         if asked.is_some() || second_start.elapsed() >= Duration::from_secs(1) {

@@ -32,22 +32,23 @@ pub enum Device {
 }
 
 impl std::str::FromStr for Device {
-    type Err = ();
+    type Err = &'static str;
 
     /// `1`, or a UUID as NVML prints it.
-    fn from_str(text: &str) -> Result<Self, ()> {
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const NEITHER: &str = "it is neither an ordinal nor a UUID";
         if let Ok(ordinal) = text.parse() {
             return Ok(Self::Ordinal(ordinal));
         }
         let text = text.strip_prefix("GPU-").or(text.strip_prefix("MIG-")).unwrap_or(text);
         let hex: Vec<u8> = text.bytes().filter(|b| *b != b'-').collect();
         if hex.len() != 32 {
-            return Err(());
+            return Err(NEITHER);
         }
         let mut uuid = [0; 16];
         for (byte, pair) in uuid.iter_mut().zip(hex.chunks(2)) {
-            let pair = std::str::from_utf8(pair).map_err(|_| ())?;
-            *byte = u8::from_str_radix(pair, 16).map_err(|_| ())?;
+            let pair = std::str::from_utf8(pair).map_err(|_| NEITHER)?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| NEITHER)?;
         }
         Ok(Self::Uuid(uuid))
     }
@@ -62,7 +63,7 @@ mod tests {
         assert_eq!("1".parse(), Ok(Device::Ordinal(1)));
         let uuid = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f".parse();
         assert_eq!(uuid, Ok(Device::Uuid(std::array::from_fn(|i| u8::try_from(i).unwrap()))));
-        assert_eq!("GPU-1".parse::<Device>(), Err(()));
-        assert_eq!("GPU-zz010203-0405-0607-0809-0a0b0c0d0e0f".parse::<Device>(), Err(()));
+        assert!("GPU-1".parse::<Device>().is_err());
+        assert!("GPU-zz010203-0405-0607-0809-0a0b0c0d0e0f".parse::<Device>().is_err());
     }
 }

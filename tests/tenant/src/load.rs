@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use serde_json::json;
 
-use crate::args::Args;
+use crate::args;
 use crate::cuda::{Cuda, Graph, Kernel, Stream};
 use crate::exit::{CudaError, Exit};
 use crate::histogram::Histogram;
@@ -18,79 +18,56 @@ use crate::memory::linear;
 use crate::stop::{self, Asked};
 use crate::{Device, report};
 
-#[derive(Debug)]
+#[derive(clap::Args, Debug)]
 pub struct Options {
-    /// Durations of the kernels, in turn, nanoseconds.
-    kernels: Vec<u64>,
+    /// Durations of the kernels, in turn
+    #[arg(long, value_delimiter = ',', default_value = "1000")]
+    kernel_us: Vec<u64>,
+    /// The list so many times each round
+    #[arg(long, default_value_t = 1)]
+    kernels: usize,
+    /// All kernels of a round as one graph
+    #[arg(long)]
     graph: bool,
-    /// A backlog waits for its work after so many launches; 0: never.
+    /// A backlog waits for its work after so many launches; 0: never
+    #[arg(long, default_value_t = 0)]
     sync_every: u64,
-    /// A backlog has a host function of so many milliseconds after every [`HOST_EVERY`] launches.
-    host: Option<usize>,
-    /// A backlog that waits copies so much to the device before.
-    copy: usize,
-    /// A backlog waits in its stream for a word that nobody writes, from so long after its beginning on.
-    stuck: Option<Duration>,
-    /// A backlog begins with one launch in flight, for so long.
-    shallow: Duration,
-    /// Requests per second.
+    /// A backlog has a host function of so many milliseconds after every fourth launch
+    #[arg(long)]
+    host_ms: Option<usize>,
+    /// A backlog that waits copies so much to the device before
+    #[arg(long, default_value_t = 0)]
+    copy_mib: usize,
+    /// A backlog waits in its stream for a word that nobody writes, from so long after its beginning on
+    #[arg(long)]
+    stuck_after_ms: Option<u64>,
+    /// A backlog begins with one launch in flight, for so long
+    #[arg(long, default_value_t = 0)]
+    shallow_ms: u64,
+    /// Requests per second arrive
+    #[arg(long, value_parser = args::rate, conflicts_with = "closed")]
     rate: Option<f64>,
-    /// A request follows the last at once, as steps of one answer do.
+    /// A request follows the last at once, as steps of one answer do
+    #[arg(long)]
     closed: bool,
-    /// After a pause of half as much to one and a half.
-    pause: Duration,
-    /// Whether arrivals are exponentially distributed instead of evenly.
+    /// After a pause of half as much to one and a half
+    #[arg(long, default_value_t = 0)]
+    pause_ms: u64,
+    /// Arrivals are exponentially distributed instead of evenly
+    #[arg(long)]
     poisson: bool,
-    limit: Option<Duration>,
-}
-
-impl Options {
-    pub fn parse(mut args: Args) -> Result<Self, Exit> {
-        let millis = |args: &mut Args, name| -> Result<Option<Duration>, Exit> {
-            Ok(Some(args.number::<u64>(name, 0)?).filter(|&ms| ms > 0).map(Duration::from_millis))
-        };
-        let list = args.value("--kernel-us")?.unwrap_or_else(|| "1000".into());
-        let kernels = list
-            .split(',')
-            .map(|us| us.parse::<u64>().ok()?.checked_mul(1000))
-            .collect::<Option<Vec<u64>>>()
-            .ok_or_else(|| Exit::usage(format!("--kernel-us: {list:?} is not microseconds")))?;
-        let repeat = args.number::<usize>("--kernels", 1)?.max(1);
-        let rate = args.number::<f64>("--rate", 0.0)?;
-        let options = Self {
-            kernels: kernels.iter().copied().cycle().take(kernels.len() * repeat).collect(),
-            graph: args.flag("--graph"),
-            sync_every: args.number("--sync-every", 0)?,
-            host: Some(args.number("--host-ms", 0)?).filter(|&ms| ms > 0),
-            copy: args.number::<usize>("--copy-mib", 0)? << 20,
-            stuck: millis(&mut args, "--stuck-after-ms")?,
-            shallow: Duration::from_millis(args.number("--shallow-ms", 0)?),
-            rate: (rate > 0.0).then_some(rate),
-            closed: args.flag("--closed"),
-            pause: Duration::from_millis(args.number("--pause-ms", 0)?),
-            poisson: args.flag("--poisson"),
-            limit: args.limit()?,
-        };
-        args.finish()?;
-        if !(0.0..=1e6).contains(&rate) {
-            return Err(Exit::usage("--rate must be from 0 to 1000000 per second"));
-        }
-        if options.rate.is_some() && options.closed {
-            return Err(Exit::usage(
-                "requests either arrive (--rate) or follow each other (--closed)",
-            ));
-        }
-        Ok(options)
-    }
+    /// Seconds; 0: until SIGTERM
+    #[arg(long = "for", value_parser = args::limit, default_value = "0")]
+    limit: Duration,
 }
 
 pub fn run(device: Device, options: &Options) -> Result<(), Exit> {
     fine_timers();
     let cuda = Cuda::open(device)?;
     let work = Work::prepare(cuda, options)?;
-    crate::report::line("ready", serde_json::json!({ "kernels": options.kernels.len() }));
+    report::line("ready", json!({ "kernels": work.durations.len() }));
     let clock = Clock::start(options.limit);
-    if options.rate.is_some() || options.closed {
+    if options.rate.is_some_and(|rate| rate > 0.0) || options.closed {
         serve(&work, options, clock)
     } else {
         backlog(&work, options, clock)
@@ -106,11 +83,11 @@ fn fine_timers() {
 #[derive(Clone, Copy, Debug)]
 struct Clock {
     start: Instant,
-    limit: Option<Duration>,
+    limit: Duration,
 }
 
 impl Clock {
-    fn start(limit: Option<Duration>) -> Self {
+    fn start(limit: Duration) -> Self {
         Self { start: Instant::now(), limit }
     }
 
@@ -120,7 +97,7 @@ impl Clock {
 
     /// What is asked of the process within `wait`; the end of its time is as good as being asked.
     fn asked(&self, wait: Duration) -> Option<Asked> {
-        if self.limit.is_some_and(|limit| self.start.elapsed() >= limit) {
+        if self.start.elapsed() >= self.limit {
             return Some(Asked::Stop);
         }
         stop::wait(wait)
@@ -142,11 +119,13 @@ impl Work {
     fn prepare(cuda: Cuda, options: &Options) -> Result<Self, Exit> {
         let kernel = cuda.kernel()?;
         let stream = cuda.stream()?;
+        let us = &options.kernel_us;
+        let round = us.iter().map(|us| us.saturating_mul(1000)).cycle();
+        let durations: Vec<u64> = round.take(us.len() * options.kernels.max(1)).collect();
         let graph = match options.graph {
-            true => Some(cuda.capture(&kernel, &options.kernels, stream)?),
+            true => Some(cuda.capture(&kernel, &durations, stream)?),
             false => None,
         };
-        let durations = options.kernels.clone();
         Ok(Self { cuda, kernel, graph, durations, stream, next: Cell::new(0) })
     }
 
@@ -188,15 +167,17 @@ const LOOK_EVERY: u64 = 16;
 
 /// A tenant that always has more to do: launches until asked to stop. What is queued then is left behind, as by a killed program.
 fn backlog(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
-    let (mut launched, mut is_shallow, mut stuck) = (0u64, true, options.stuck);
-    let copied = vec![1; options.copy];
+    let mut stuck = options.stuck_after_ms.map(Duration::from_millis);
+    let (mut launched, mut is_shallow) = (0u64, true);
+    let shallow = Duration::from_millis(options.shallow_ms);
+    let copied = vec![1; options.copy_mib << 20];
     let room = if copied.is_empty() { 0 } else { linear::plain(&work.cuda, copied.len())? };
     loop {
         if launched.is_multiple_of(LOOK_EVERY) && clock.asked(Duration::ZERO) == Some(Asked::Stop) {
             report::line("done", json!({ "seconds": clock.seconds(), "launched": launched }));
             return Ok(());
         }
-        is_shallow = is_shallow && clock.start.elapsed() < options.shallow;
+        is_shallow = is_shallow && clock.start.elapsed() < shallow;
         work.launch()?;
         launched += 1;
         let is_due = options.sync_every > 0 && launched.is_multiple_of(options.sync_every);
@@ -205,7 +186,7 @@ fn backlog(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
             is_shallow = false;
             work.cuda.wait_for_ever(work.stream)?;
         }
-        if let Some(ms) = options.host
+        if let Some(ms) = options.host_ms
             && launched.is_multiple_of(HOST_EVERY)
         {
             work.cuda.sleep_on_host(ms, work.stream)?;
@@ -230,6 +211,7 @@ fn serve(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
     let (mut latency, mut begun) = (Histogram::default(), Instant::now());
     let (mut second, mut second_begun) = (Histogram::default(), Instant::now());
     let mut arrival = Instant::now();
+    let pause = Duration::from_millis(options.pause_ms);
     loop {
         let asked = clock.asked(arrival.saturating_duration_since(Instant::now()));
         if let Some(asked) = asked {
@@ -255,7 +237,7 @@ fn serve(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
         }
         let mean = 1.0 / options.rate.unwrap_or(1.0);
         arrival = match (options.closed, options.poisson) {
-            (true, _) => Instant::now() + options.pause.mul_f64(0.5 + uniform()),
+            (true, _) => Instant::now() + pause.mul_f64(0.5 + uniform()),
             (_, true) => arrival + Duration::from_secs_f64(-uniform().ln() * mean),
             _ => arrival + Duration::from_secs_f64(mean),
         };

@@ -48,7 +48,7 @@ fn shared_counter() -> Result<&'static AtomicU32, Exit> {
 ///
 /// The children die with this process, so a killed tenant leaves none behind. A request to stop
 /// or to close a phase is passed on to all.
-pub fn run(copies: u32, work: Box<dyn FnOnce() -> Result<(), Exit>>) -> Result<(), Exit> {
+pub fn run(copies: u32, work: impl FnOnce() -> Result<(), Exit>) -> Result<(), Exit> {
     let counter = shared_counter()?;
     COPIES.get_or_init(|| (copies, counter));
     let mut pids = Vec::new();

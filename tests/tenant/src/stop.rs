@@ -1,6 +1,6 @@
 //! Signals without handlers: they stay blocked and are fetched where the work can end.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
@@ -58,21 +58,12 @@ pub fn wait(timeout: Duration) -> Option<Asked> {
     }
 }
 
-/// Waits until asked to stop, or until `limit` passed (`None`: no limit).
-pub fn until_stopped(limit: Option<Duration>) {
-    let end = limit.map(|l| std::time::Instant::now() + l);
+/// Waits until asked to stop, or until `limit` passed.
+pub fn until_stopped(limit: Duration) {
+    let start = Instant::now();
     loop {
-        let step = match end {
-            None => Duration::from_secs(3600),
-            Some(end) => {
-                let left = end.saturating_duration_since(std::time::Instant::now());
-                if left.is_zero() {
-                    return;
-                }
-                left
-            }
-        };
-        if wait(step) == Some(Asked::Stop) {
+        let left = limit.saturating_sub(start.elapsed());
+        if left.is_zero() || wait(left.min(Duration::from_secs(3600))) == Some(Asked::Stop) {
             return;
         }
     }

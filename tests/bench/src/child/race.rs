@@ -48,7 +48,7 @@ pub fn run(threads: usize) -> anyhow::Result<()> {
 }
 
 fn parse(apis: &str) -> anyhow::Result<Vec<Api>> {
-    Api::list(apis).map_err(anyhow::Error::msg)
+    Ok(apis.split(',').map(str::parse::<Api>).collect::<Result<_, _>>()?)
 }
 
 type Slot = Mutex<Option<Block>>;

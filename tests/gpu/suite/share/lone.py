@@ -16,9 +16,7 @@ def figures(machine, command, timeout=120):
 
 def run(machine, results, slot):
     """Medians of the rounds' medians. The decode loop's is a row of the part `decode`."""
-    command = machine.tenant(
-        "time", "marks", "--only", "host", "--trials", int(slot.seconds(200, 20))
-    )
+    command = machine.tenant("time", "marks", "--only-host", "--trials", int(slot.seconds(200, 20)))
     bare, held = [], []
     while len(bare) < 9 and not (len(bare) >= 3 and slot.is_over()):
         bare.append(figures(machine, command))

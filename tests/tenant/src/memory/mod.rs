@@ -37,17 +37,6 @@ pub enum Api {
     Graph,
 }
 
-impl Api {
-    /// A comma-separated list of names; the error names what is none.
-    pub fn list(names: &str) -> Result<Vec<Self>, String> {
-        let all: Vec<&str> = Self::VARIANTS.iter().map(Into::into).collect();
-        let parse = |name: &str| {
-            name.parse().map_err(|_| format!("{name:?} is none of {}", all.join(", ")))
-        };
-        names.split(',').map(parse).collect()
-    }
-}
-
 #[derive(Debug)]
 pub struct Block {
     /// Bytes that can be written (pitch included).

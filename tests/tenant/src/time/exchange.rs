@@ -7,6 +7,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use serde_json::json;
 use tessera_cuda::types::CUdeviceptr;
 
@@ -15,7 +16,6 @@ use super::page::{SharedPage, Words};
 use super::talk::{self, Window};
 use super::turns::{Log, done_at};
 use crate::Device;
-use crate::args::Args;
 use crate::cuda::{Cuda, Event, Stream};
 use crate::driver::call;
 use crate::exit::{CudaError, Exit};
@@ -33,7 +33,7 @@ const LAST: usize = 48;
 /// Steps between two waits of the host.
 const BATCH: u64 = 8;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Way {
     /// By `cuStreamWriteValue64` and `cuStreamWaitValue64`.
     Stream,
@@ -41,46 +41,35 @@ enum Way {
     Kernel,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Ranks {
     /// This one is 0 and forks 1.
     Both,
-    One(usize),
+    #[value(name = "0")]
+    Zero,
+    #[value(name = "1")]
+    One,
 }
 
-#[derive(Debug)]
+#[derive(clap::Args, Debug)]
 pub struct Options {
-    ranks: Ranks,
+    #[arg(long)]
+    rank: Ranks,
+    #[arg(long, default_value = "stream")]
     way: Way,
+    /// The file that both map
+    #[arg(long)]
     page: String,
+    #[arg(long, default_value_t = 50.0)]
     work_us: f64,
-    rounds_per_us: f64,
-}
-
-impl Options {
-    pub(super) fn parse(args: &mut Args, rounds_per_us: f64) -> Result<Self, Exit> {
-        let ranks = match args.value("--rank")?.as_deref() {
-            Some("both") => Ranks::Both,
-            Some("0") => Ranks::One(0),
-            Some("1") => Ranks::One(1),
-            _ => return Err(Exit::usage("--rank must be 0, 1 or both")),
-        };
-        let way = match args.value("--way")?.as_deref() {
-            None | Some("stream") => Way::Stream,
-            Some("kernel") => Way::Kernel,
-            Some(_) => return Err(Exit::usage("--way must be stream or kernel")),
-        };
-        let page = args.value("--page")?.ok_or_else(|| Exit::usage("--page FILE is missing"))?;
-        let work_us = args.number("--work-us", 50.0)?;
-        Ok(Self { ranks, way, page, work_us, rounds_per_us })
-    }
 }
 
 /// Runs a rank, or forks and runs both.
-pub(super) fn run(device: Device, options: &Options) -> Result<(), Exit> {
+pub(super) fn run(device: Device, options: &Options, rounds_per_us: f64) -> Result<(), Exit> {
     let mut child = None;
-    let rank = match options.ranks {
-        Ranks::One(rank) => rank,
+    let rank = match options.rank {
+        Ranks::Zero => 0,
+        Ranks::One => 1,
         // SAFETY: no thread was started and no driver loaded yet: the child is a full process.
         Ranks::Both => match unsafe { libc::fork() } {
             -1 => return Err(Exit::new(71, format!("fork: {}", std::io::Error::last_os_error()))),
@@ -103,7 +92,7 @@ pub(super) fn run(device: Device, options: &Options) -> Result<(), Exit> {
         stream: cuda.stream()?,
         event: Event::new(cuda)?,
         words: page.register(cuda)?,
-        amount: Amount::micros(options.work_us, options.rounds_per_us),
+        amount: Amount::micros(options.work_us, rounds_per_us),
         way: options.way,
         rank,
     };

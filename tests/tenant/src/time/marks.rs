@@ -12,7 +12,6 @@ use serde_json::json;
 use super::kernel::{Amount, Kernels};
 use super::page::Words;
 use super::talk::percentile_us;
-use crate::args::Args;
 use crate::cuda::{Cuda, Event, Stream};
 use crate::driver::call;
 use crate::exit::{CudaError, Exit};
@@ -30,22 +29,13 @@ const RUN: u32 = 400;
 /// Nothing is waited for longer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-#[derive(Debug)]
+#[derive(clap::Args, Debug)]
 pub struct Options {
+    #[arg(long, default_value_t = 300)]
     trials: usize,
-    /// Only what calls cost the host.
+    /// Only what calls cost the host
+    #[arg(long)]
     only_host: bool,
-}
-
-impl Options {
-    pub(super) fn parse(args: &mut Args) -> Result<Self, Exit> {
-        let only_host = match args.value("--only")?.as_deref() {
-            None => false,
-            Some("host") => true,
-            Some(_) => return Err(Exit::usage("--only must be host")),
-        };
-        Ok(Self { trials: args.number("--trials", 300)?, only_host })
-    }
 }
 
 struct Bench {

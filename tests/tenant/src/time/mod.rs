@@ -17,45 +17,38 @@ mod talk;
 mod turns;
 
 use crate::Device;
-use crate::args::Args;
 use crate::cuda::Cuda;
 use crate::exit::Exit;
 use crate::stop;
 
-#[derive(Debug)]
-pub enum Options {
+#[derive(clap::Args, Debug)]
+pub struct Options {
+    /// As `calibrate` says
+    #[arg(long, global = true, default_value_t = 100.0)]
+    rounds_per_us: f64,
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum What {
     Calibrate,
     Marks(marks::Options),
     Turns(turns::Options),
-    Steps(f64),
+    Steps,
     Exchange(exchange::Options),
-}
-
-impl Options {
-    pub fn parse(mut args: Args) -> Result<Self, Exit> {
-        let rounds = args.number("--rounds-per-us", 100.0)?;
-        let options = match args.subcommand().as_deref() {
-            Some("calibrate") => Self::Calibrate,
-            Some("marks") => Self::Marks(marks::Options::parse(&mut args)?),
-            Some("turns") => Self::Turns(turns::Options::parse(&mut args, rounds)?),
-            Some("steps") => Self::Steps(rounds),
-            Some("exchange") => Self::Exchange(exchange::Options::parse(&mut args, rounds)?),
-            _ => return Err(Exit::usage("time: calibrate, marks, turns, steps or exchange")),
-        };
-        args.finish()?;
-        Ok(options)
-    }
 }
 
 pub fn run(device: Device, options: &Options) -> Result<(), Exit> {
     // Nothing here needs to be said at the end, so a signal may end it anywhere.
     stop::unblock_signals();
-    match options {
-        Options::Calibrate => kernel::calibrate(Cuda::open(device)?),
-        Options::Marks(options) => marks::run(Cuda::open(device)?, options),
-        Options::Turns(options) => turns::run(Cuda::open(device)?, options),
-        Options::Steps(rounds) => turns::run_steps(Cuda::open(device)?, *rounds),
+    let rounds = options.rounds_per_us;
+    match &options.what {
+        What::Calibrate => kernel::calibrate(Cuda::open(device)?),
+        What::Marks(options) => marks::run(Cuda::open(device)?, options),
+        What::Turns(options) => turns::run(Cuda::open(device)?, options, rounds),
+        What::Steps => turns::run_steps(Cuda::open(device)?, rounds),
         // Forks before the driver is touched.
-        Options::Exchange(options) => exchange::run(device, options),
+        What::Exchange(options) => exchange::run(device, options, rounds),
     }
 }

@@ -6,32 +6,24 @@ use serde_json::json;
 use super::kernel::{Amount, Kernels};
 use super::page::Stamps;
 use super::talk::{self, Window, percentile_us};
-use crate::args::Args;
 use crate::cuda::{Cuda, Event, Graph, Stream};
 use crate::exit::{CudaError, Exit};
 use crate::report;
 
 /// A unit and where its stamps go.
-#[derive(Debug)]
+#[derive(clap::Args, Debug)]
 pub struct Options {
+    #[arg(long, default_value_t = 200.0)]
     kernel_us: f64,
-    /// Kernels of a graph; 0: no graph.
+    /// Kernels of a graph; 0: no graph
+    #[arg(long, default_value_t = 0)]
     graph: usize,
-    rounds_per_us: f64,
-    /// Where to save stamps.
+    /// Where to save stamps
+    #[arg(long)]
     stamps: Option<String>,
 }
 
 impl Options {
-    pub(super) fn parse(args: &mut Args, rounds_per_us: f64) -> Result<Self, Exit> {
-        Ok(Self {
-            kernel_us: args.number("--kernel-us", 200.0)?,
-            graph: args.number("--graph", 0)?,
-            rounds_per_us,
-            stamps: args.value("--stamps")?,
-        })
-    }
-
     #[allow(clippy::cast_precision_loss, reason = "tens of kernels")]
     fn unit_us(&self) -> f64 {
         self.kernel_us * self.graph.max(1) as f64
@@ -54,9 +46,9 @@ struct Backlog {
 pub(super) type Log = Vec<(u64, u64)>;
 
 /// Measures at each request.
-pub(super) fn run(cuda: Cuda, options: &Options) -> Result<(), Exit> {
+pub(super) fn run(cuda: Cuda, options: &Options, rounds_per_us: f64) -> Result<(), Exit> {
     let (kernels, stream) = (Kernels::load(cuda)?, cuda.stream()?);
-    let amount = Amount::micros(options.kernel_us, options.rounds_per_us);
+    let amount = Amount::micros(options.kernel_us, rounds_per_us);
     let graph = match options.graph {
         0 => None,
         count => Some(kernels.graph(amount, count, stream)?),
