@@ -25,8 +25,6 @@ enum Provider {
     Script(PathBuf),
     /// `kind`, by its cluster's name.
     Kind(String),
-    /// Any other: images must be there already, kubelet is out of reach.
-    Other,
 }
 
 #[derive(Debug)]
@@ -88,11 +86,10 @@ impl Cluster {
     fn found(config: PathBuf) -> Result<Self> {
         let kubectl = Kubectl::new("kubectl".into(), config);
         let context = kubectl.run(&["config", "current-context"])?;
-        let provider = match context.trim().strip_prefix("kind-") {
-            Some(name) => Provider::Kind(name.to_owned()),
-            None => Provider::Other,
-        };
-        Ok(Self { provider, started: false, kubectl })
+        let name = context.trim().strip_prefix("kind-");
+        let name =
+            name.context("KUBECONFIG names no cluster of kind's: its node is out of reach")?;
+        Ok(Self { provider: Provider::Kind(name.to_owned()), started: false, kubectl })
     }
 
     /// Stops what [`Cluster::find_or_start`] started.
@@ -110,8 +107,7 @@ impl Cluster {
     /// Makes an image out of a root file system and puts it on the nodes.
     ///
     /// # Errors
-    /// The tools for this kind of cluster are missing or fail. On another kind than the script's
-    /// or `kind`'s nothing is done: the images have to be there.
+    /// The tools for this kind of cluster are missing or fail.
     pub fn load_image(&self, name: &str, rootfs: &Path) -> Result<()> {
         match &self.provider {
             Provider::Script(script) => {
@@ -130,27 +126,18 @@ impl Cluster {
                 load.args(["load", "docker-image", name, "--name", cluster]);
                 process::run(&mut load, None, STEP)?.success("kind load").map(drop)
             }
-            Provider::Other => Ok(()),
         }
     }
 
-    /// Whether [`Cluster::kubelet`] works here.
-    pub fn controls_kubelet(&self) -> bool {
-        !matches!(self.provider, Provider::Other)
-    }
-
     /// A program on `node`: the script with its own words, or another inside kind's container.
-    fn on(&self, node: &str, own: &[&str], inside: &[&str]) -> Result<Command> {
-        let mut command = match &self.provider {
-            Provider::Script(script) => Command::new(script),
-            Provider::Kind(_) => Command::new("docker"),
-            Provider::Other => bail!("this cluster's node cannot be reached from here"),
+    fn on(&self, node: &str, own: &[&str], inside: &[&str]) -> Command {
+        let (program, words) = match &self.provider {
+            Provider::Script(script) => (script.as_path(), own.to_vec()),
+            Provider::Kind(_) => (Path::new("docker"), [&["exec", node][..], inside].concat()),
         };
-        match &self.provider {
-            Provider::Kind(_) => command.args(["exec", node]).args(inside),
-            _ => command.args(own),
-        };
-        Ok(command)
+        let mut command = Command::new(program);
+        command.args(words);
+        command
     }
 
     /// Stops or starts the kubelet of `node`.
@@ -159,7 +146,7 @@ impl Cluster {
             Kubelet::Stop => ("kubelet-stop", "stop"),
             Kubelet::Start => ("kubelet-start", "start"),
         };
-        let mut command = self.on(node, &[own], &["systemctl", verb, "kubelet"])?;
+        let mut command = self.on(node, &[own], &["systemctl", verb, "kubelet"]);
         process::run(&mut command, None, STEP)?.success("restarting kubelet").map(drop)
     }
 
@@ -167,7 +154,7 @@ impl Cluster {
     pub fn on_host(&self, node: &str, script: &str) -> Result<String> {
         let mut command = match &self.provider {
             Provider::Script(_) => Command::new("bash"),
-            _ => self.on(node, &[], &["bash"])?,
+            Provider::Kind(_) => self.on(node, &[], &["bash"]),
         };
         command.args(["-ec", script]);
         process::run(&mut command, None, STEP)?.success("a script on the node")
@@ -176,8 +163,8 @@ impl Cluster {
     /// The last lines of kubelet's log, or why they cannot be had.
     pub fn kubelet_log(&self, node: &str) -> String {
         let inside = ["journalctl", "-u", "kubelet", "-n", "100"];
-        let log = self.on(node, &["log", "kubelet", "100"], &inside);
-        match log.and_then(|mut command| process::run(&mut command, None, STEP)) {
+        let mut log = self.on(node, &["log", "kubelet", "100"], &inside);
+        match process::run(&mut log, None, STEP) {
             Ok(output) => output.stdout + &output.stderr,
             Err(error) => format!("({error:#})"),
         }

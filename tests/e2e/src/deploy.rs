@@ -256,12 +256,8 @@ impl<'a> Plugin<'a> {
             "metadata": {"annotations": {"tessera.dev/e2e-roll-out": now.as_nanos().to_string()}},
             "spec": spec,
         }}});
-        self.patch("daemonset/tessera", &patch)
-    }
-
-    fn patch(&self, what: &str, patch: &Value) -> Result<()> {
-        let patch = patch.to_string();
-        self.kubectl.run(&["patch", "-n", PLUGIN_NAMESPACE, what, "-p", &patch]).map(drop)
+        let (set, patch) = ("daemonset/tessera", patch.to_string());
+        self.kubectl.run(&["patch", "-n", PLUGIN_NAMESPACE, set, "-p", &patch]).map(drop)
     }
 
     /// Waits until the DaemonSet's one pod is of the newest template and ready.
@@ -271,11 +267,6 @@ impl<'a> Plugin<'a> {
             let (done, status) = rolled_out(self.kubectl, PLUGIN_NAMESPACE, "tessera")?;
             Ok(Look::when(done && pods == 1, status))
         })
-    }
-
-    /// Replaces the plugin's configuration; it takes effect with the next roll-out.
-    pub fn configure(&self, toml: &str) -> Result<()> {
-        self.patch("configmap/tessera", &json!({"data": {"config.toml": toml}}))
     }
 
     /// What the plugin's containers wrote, and what its process wrote before its last restart.

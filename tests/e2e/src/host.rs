@@ -92,13 +92,8 @@ impl Suite<'_> {
     }
 
     /// Gives the plugin another configuration, or the one it was deployed with, and waits until it is
-    /// registered with it. Where the node is in reach, by a restart of its process alone: roll-outs are
-    /// for cases to try.
+    /// registered with it. By a restart of its process alone: roll-outs are for cases to try.
     pub fn reconfigure(&self, toml: Option<&str>) -> Result<()> {
-        if !self.cluster.controls_kubelet() {
-            self.plugin.configure(toml.unwrap_or(CONFIG))?;
-            return self.plugin.replace_pod();
-        }
         self.plugin.supervise()?;
         let script = match toml {
             Some(toml) => format!("cat >{CONFIGURED} <<'END'\n{toml}\nEND\n"),

@@ -1,12 +1,11 @@
 //! The two images: the plugin's, as users deploy it, and a tenant's.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use crate::cluster::Cluster;
 use crate::process;
@@ -23,9 +22,9 @@ const KIND: [(&str, &str); 2] =
 
 /// Puts the images of deploy/examples/kind on the nodes.
 pub fn load_kind(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
-    let work = Workspace::new()?;
+    let work = tempfile::tempdir()?;
     for (name, image) in KIND {
-        let rootfs = work.0.join(name);
+        let rootfs = work.path().join(name);
         run(Command::new(repo.join("deploy/image/rootfs")).arg(name).arg(artefacts).arg(&rootfs))?;
         cluster.load_image(image, &rootfs)?;
     }
@@ -34,14 +33,14 @@ pub fn load_kind(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()>
 
 /// Assembles both images from `artefacts` and puts them on the nodes.
 pub fn load(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
-    let work = Workspace::new()?;
+    let work = tempfile::tempdir()?;
     let script = repo.join("deploy/image/rootfs");
 
-    let plugin = work.0.join("plugin");
+    let plugin = work.path().join("plugin");
     run(Command::new(&script).arg("plugin").arg(artefacts).arg(&plugin))?;
     cluster.load_image(PLUGIN, &plugin)?;
 
-    let tenant = work.0.join("tenant");
+    let tenant = work.path().join("tenant");
     let program = "tessera-tenant";
     run(Command::new(&script).arg("base").arg(&tenant).arg(artefacts.join(program)))?;
     let overlay = repo.join("tests/e2e/overlay");
@@ -64,26 +63,4 @@ pub fn load(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
 
 fn run(command: &mut Command) -> Result<()> {
     process::run(command, None, Duration::from_secs(60))?.success("assembling an image").map(drop)
-}
-
-/// A directory that goes with this value.
-#[derive(Debug)]
-pub struct Workspace(pub PathBuf);
-
-impl Workspace {
-    /// One of this process, of which there may be one at a time.
-    pub fn new() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("tessera-e2e-{}", std::process::id()));
-        fs::create_dir(&path).with_context(|| path.display().to_string())?;
-        ensure!(path.is_dir(), "just made");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Workspace {
-    fn drop(&mut self) {
-        // Left-over files in the temporary directory are no reason to fail.
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }

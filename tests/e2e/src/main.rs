@@ -26,7 +26,7 @@ use tessera_harness::Rng;
 use crate::cases::{CASES, Case};
 use crate::cluster::Cluster;
 use crate::deploy::Plugin;
-use crate::dra::mode::{self, Claims};
+use crate::dra::mode;
 use crate::suite::Suite;
 
 const USAGE: &str = "\
@@ -118,8 +118,7 @@ fn on(cluster: &Cluster, repo: &Path, artefacts: &Path, options: &Options) -> Re
     let outcome = Plugin::deploy(cluster, repo, &node).and_then(|plugin| {
         println!("plugin ready after {:.1?}", started.elapsed());
         let suite = Suite::new(cluster, repo, artefacts, node.clone(), plugin)?;
-        let claims = Claims::of(kubectl)?;
-        cases(&suite, claims, options, started)
+        cases(&suite, options, started)
     });
     if options.keep {
         return outcome;
@@ -141,8 +140,8 @@ fn chosen(options: &Options) -> Result<Vec<&'static Case>> {
         let seed = seed()?;
         println!("shuffled: TESSERA_E2E_SEED={seed}");
         Rng::with_seed(seed).shuffle(&mut chosen);
-        let first = chosen.first().map(|case| case.takes_claims());
-        chosen.sort_by_key(|case| Some(case.takes_claims()) != first);
+        let first = chosen.first().map(|case| case.takes_claims);
+        chosen.sort_by_key(|case| Some(case.takes_claims) != first);
     }
     Ok(chosen)
 }
@@ -158,22 +157,21 @@ fn number_of(name: &str, default: u64) -> Result<u64> {
 }
 
 /// Whether every case passed.
-fn cases(suite: &Suite<'_>, claims: Claims, options: &Options, started: Instant) -> Result<bool> {
-    let kubelet = suite.cluster.controls_kubelet();
+fn cases(suite: &Suite<'_>, options: &Options, started: Instant) -> Result<bool> {
+    let has_claims = mode::claims_share_devices(suite.kubectl)?;
     let (mut passed, mut failed, mut ignored) = (0, Vec::new(), 0);
     for case in chosen(options)? {
         if wait::interrupted() {
             failed.push(case.name);
             continue;
         }
-        let unmet = case.needs.iter().find_map(|need| need.unmet(kubelet, claims));
-        if let Some(why) = unmet {
-            println!("test {} ... ignored ({why})", case.name);
+        if case.takes_claims && !has_claims {
+            println!("test {} ... ignored (needs Kubernetes 1.36)", case.name);
             ignored += 1;
             continue;
         }
         let begun = Instant::now();
-        let change = if case.takes_claims() { mode::enter } else { mode::leave };
+        let change = if case.takes_claims { mode::enter } else { mode::leave };
         let result = change(suite).and_then(|()| (case.run)(suite));
         let seconds = begun.elapsed().as_secs_f64();
         match result {

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
-use crate::images::Workspace;
 use crate::process::{self, Output};
 use crate::suite::Suite;
 use crate::wait::{self, Look};
@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// `kubectl-tessera`, and the kubeconfigs of those that use it.
 #[derive(Debug)]
 pub struct Desk {
-    dir: Workspace,
+    dir: TempDir,
     /// The cluster's own kubeconfig, alone with its current context.
     whole: Value,
 }
@@ -35,10 +35,10 @@ pub struct Person {
 impl Desk {
     /// With the program as `make build` made it.
     pub fn new(suite: &Suite<'_>) -> Result<Self> {
-        let dir = Workspace::new()?;
+        let dir = tempfile::tempdir()?;
         let program = suite.artefacts.join("tessera");
         for name in ["kubectl-tessera", "kubectl_complete-tessera"] {
-            symlink(&program, dir.0.join(name))?;
+            symlink(&program, dir.path().join(name))?;
         }
         let view = ["config", "view", "--raw", "--minify", "--flatten", "-o", "json"];
         let whole = serde_json::from_str(&suite.kubectl.run(&view)?).context("the kubeconfig")?;
@@ -64,10 +64,10 @@ impl Desk {
         let mut config = self.whole.clone();
         config["users"][0]["user"] = credentials;
         config["contexts"][0]["context"]["namespace"] = json!(namespace);
-        let kubeconfig = self.dir.0.join(format!("{name}.kubeconfig"));
+        let kubeconfig = self.dir.path().join(format!("{name}.kubeconfig"));
         fs::write(&kubeconfig, config.to_string())?;
         fs::set_permissions(&kubeconfig, fs::Permissions::from_mode(0o600))?;
-        Ok(Person { program: self.dir.0.join("kubectl-tessera"), kubeconfig })
+        Ok(Person { program: self.dir.path().join("kubectl-tessera"), kubeconfig })
     }
 }
 

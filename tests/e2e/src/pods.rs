@@ -107,10 +107,6 @@ impl<'a> Pod<'a> {
         Ok(Self::named(kubectl, pod["metadata"]["name"].as_str().context("a name")?))
     }
 
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Creates a pod and does not wait for it.
     pub fn create(
         kubectl: &'a Kubectl,
@@ -385,31 +381,4 @@ pub fn held(text: &str, event: &str) -> Result<u64> {
     let reports = events(text, event);
     let report = reports.first().with_context(|| format!("no {event} in: {text}"))?;
     report["held"].as_u64().with_context(|| report.to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reports_are_found_among_other_lines() {
-        let text = "a line\n{\"event\":\"full\",\"held\":7}\n{\"event\":\"done\",\"held\":8}\n";
-        assert_eq!(held(text, "full").unwrap(), 7);
-        assert!(held(text, "progress").is_err());
-    }
-
-    #[test]
-    fn views_that_disagree_are_an_error() {
-        let view = |nvml: u64| {
-            json!({"devices": [{
-                "uuid": "GPU-1",
-                "device_total_mem": 9,
-                "mem_get_info": {"free": 5, "total": 9},
-                "nvml": {"total": nvml, "v2": {"total": 9}},
-            }]})
-            .to_string()
-        };
-        assert_eq!(GpuView::parse(&view(9)).unwrap()[0].free, 5);
-        assert!(GpuView::parse(&view(10)).unwrap_err().to_string().contains("disagree"));
-    }
 }

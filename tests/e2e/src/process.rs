@@ -76,27 +76,3 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u
         bytes
     })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn input_is_fed_and_the_status_kept() {
-        let mut cat = Command::new("sh");
-        cat.args(["-c", "cat; echo no >&2; exit 3"]);
-        let output = run(&mut cat, Some("text"), Duration::from_secs(10)).unwrap();
-        assert_eq!(output.code, Some(3));
-        assert_eq!(output.stdout, "text");
-        assert!(output.success("cat").unwrap_err().to_string().contains("no"));
-    }
-
-    #[test]
-    fn a_process_past_its_limit_is_killed() {
-        let started = Instant::now();
-        let mut sleep = Command::new("sleep");
-        sleep.arg("60");
-        assert!(run(&mut sleep, None, Duration::from_millis(50)).is_err());
-        assert!(started.elapsed() < Duration::from_secs(30));
-    }
-}

@@ -64,12 +64,9 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// Removes every tenant. Where the node is in reach, not by kubelet's leave, which takes some
-    /// seconds; how pods end in an orderly way is for cases to try.
+    /// Removes every tenant, not by kubelet's leave, which takes some seconds; how pods end in an orderly way is
+    /// for cases to try.
     pub fn remove_tenants(&self) -> Result<()> {
-        if !self.cluster.controls_kubelet() {
-            return self.kubectl.delete_pods(NAMESPACE);
-        }
         let uids = uids(&self.kubectl.get(&["pods", "-n", NAMESPACE])?);
         // Of cgroups whose names are systemd's, or kubelet's.
         let both = |uid: &String| [format!("-e {uid}"), format!("-e {}", uid.replace('-', "_"))];

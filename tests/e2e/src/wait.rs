@@ -98,26 +98,3 @@ pub fn trace(what: &str, took: Duration) {
         println!("     {:5.1} s {what}", took.as_secs_f64());
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_condition_that_never_holds_reports_what_was_seen_last() {
-        let mut looks = 0;
-        let error = until("the moon is full", Duration::ZERO, || {
-            looks += 1;
-            Ok(Look::when(false, format!("look {looks}")))
-        })
-        .unwrap_err();
-        assert!(error.to_string().contains("the moon is full"));
-        assert!(error.to_string().contains("look"));
-    }
-
-    #[test]
-    fn a_condition_that_holds_yields_its_value() {
-        let value = until("now", Duration::ZERO, || Ok(Look::Done(7))).unwrap();
-        assert_eq!(value, 7);
-    }
-}

@@ -10,55 +10,27 @@ mod trust;
 
 use anyhow::Result;
 
-use crate::dra::mode::Claims;
 use crate::suite::Suite;
 
 pub struct Case {
     /// As it is named on the command line.
     pub name: &'static str,
-    /// What a cluster must have for it.
-    pub needs: &'static [Need],
+    /// Whether the node's GPUs are all for claims in it, which share them.
+    pub takes_claims: bool,
     /// The case itself. Whatever it leaves in the tenants' namespace is removed after it.
     pub run: fn(&Suite<'_>) -> Result<()>,
 }
 
-impl Case {
-    /// Whether the node's GPUs are all for claims in it.
-    pub fn takes_claims(&self) -> bool {
-        self.needs.contains(&Need::SharedDevices)
-    }
-}
-
-/// What not every cluster has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
-    /// Kubelet and the node are in reach.
-    Kubelet,
-    /// Claims share devices. Every GPU is theirs in such a case.
-    SharedDevices,
-}
-
-impl Need {
-    /// What is missing; `None` where it is met.
-    pub fn unmet(self, kubelet: bool, claims: Claims) -> Option<&'static str> {
-        match (self, claims) {
-            (Need::Kubelet, _) => (!kubelet).then_some("kubelet is out of reach"),
-            (Need::SharedDevices, Claims::Shared) => None,
-            (Need::SharedDevices, Claims::Absent) => Some("needs Kubernetes 1.36"),
-        }
-    }
-}
-
 macro_rules! cases {
-    ($($module:ident::$name:ident $($need:ident)*),* $(,)?) => {
+    ($($module:ident::$name:ident $($claims:ident)?),* $(,)?) => {
         &[$(Case {
             name: stringify!($name),
-            needs: &[$(cases!(@need $need)),*],
+            takes_claims: cases!(@claims $($claims)?),
             run: $module::$name,
         }),*]
     };
-    (@need restarts_kubelet) => { Need::Kubelet };
-    (@need shared_devices) => { Need::SharedDevices };
+    (@claims takes_claims) => { true };
+    (@claims) => { false };
 }
 
 /// In the order in which they run: what later ones rely on comes first. Up to the rolling update the
@@ -73,25 +45,24 @@ pub const CASES: &[Case] = cases![
     examples::manifests_are_what_the_api_server_takes,
     examples::kind_example_comes_up_and_serves_a_pod,
     trust::plugin_has_no_rights_to_speak_of,
-    rollout::rolling_update_while_pods_come_and_run restarts_kubelet,
+    rollout::rolling_update_while_pods_come_and_run,
     examples::labels_lead_a_pod_to_the_strongest_gpu,
     delivery::cdi_annotations_give_all_or_nothing,
-    kubelet::kubelet_restarts_in_the_middle_of_allocate restarts_kubelet,
-    kubelet::node_reboot_keeps_every_pod_and_its_quota restarts_kubelet,
-    dra::dra_gpus_are_published_as_devices_that_claims_share shared_devices,
-    dra::dra_claims_of_any_size_are_held_in_their_containers shared_devices,
-    dra::dra_claim_that_does_not_fit_waits_for_room shared_devices,
-    dra::dra_claims_fill_one_gpu_before_the_next shared_devices,
-    dra::dra_first_alternative_that_fits_is_taken shared_devices,
-    dra::dra_two_shares_of_one_gpu_are_held_apart_or_add_up shared_devices,
-    dra::dra_claim_is_shared_by_pods shared_devices,
-    dra::dra_admin_sees_gpus_and_holds_no_share shared_devices,
-    dra::dra_examples_run_as_they_are_written shared_devices,
-    dra::dra_driver_is_away_while_pods_come_and_go shared_devices restarts_kubelet,
-    dra::dra_kubelet_restarts_under_claims shared_devices restarts_kubelet,
-    dra::dra_driver_is_updated_while_claims_come shared_devices,
-    dra::dra_node_reboot_gives_every_claim_its_quota_again shared_devices restarts_kubelet,
-    dra::dra_nothing_is_left_of_claims shared_devices restarts_kubelet,
-    rollout::plugin_is_killed_at_random_moments_of_pod_churn restarts_kubelet,
-    rollout::nothing_is_left_behind restarts_kubelet,
+    kubelet::kubelet_restarts_in_the_middle_of_allocate,
+    kubelet::node_reboot_keeps_every_pod_and_its_quota,
+    dra::dra_gpus_are_published_as_devices_that_claims_share takes_claims,
+    dra::dra_claims_of_any_size_are_held_in_their_containers takes_claims,
+    dra::dra_claim_that_does_not_fit_waits_for_room takes_claims,
+    dra::dra_claims_fill_one_gpu_before_the_next takes_claims,
+    dra::dra_two_shares_of_one_gpu_are_held_apart_or_add_up takes_claims,
+    dra::dra_claim_is_shared_by_pods takes_claims,
+    dra::dra_admin_sees_gpus_and_holds_no_share takes_claims,
+    dra::dra_examples_run_as_they_are_written takes_claims,
+    dra::dra_driver_is_away_while_pods_come_and_go takes_claims,
+    dra::dra_kubelet_restarts_under_claims takes_claims,
+    dra::dra_driver_is_updated_while_claims_come takes_claims,
+    dra::dra_node_reboot_gives_every_claim_its_quota_again takes_claims,
+    dra::dra_nothing_is_left_of_claims takes_claims,
+    rollout::plugin_is_killed_at_random_moments_of_pod_churn,
+    rollout::nothing_is_left_behind,
 ];

@@ -49,13 +49,6 @@ impl Request {
     fn object(&self) -> Value {
         json!({"name": self.name, "exactly": self.exactly})
     }
-
-    /// As one of several alternatives, where the fields of `exactly` stand beside the name.
-    fn alternative(&self) -> Value {
-        let mut object = self.exactly.clone();
-        object["name"] = json!(self.name);
-        object
-    }
 }
 
 #[derive(Clone, Debug)]
@@ -70,12 +63,6 @@ impl Claim {
     /// A claim of one request `gpu` for so much memory and so many percent of time.
     pub fn share(memory: &str, cores: u32) -> Self {
         Self::of(&[Request::share("gpu", memory, cores)])
-    }
-
-    /// A claim of one request `gpu`: the first of the alternatives that can be had.
-    pub fn first_available(alternatives: &[Request]) -> Self {
-        let alternatives: Vec<_> = alternatives.iter().map(Request::alternative).collect();
-        Self(json!({"devices": {"requests": [{"name": "gpu", "firstAvailable": alternatives}]}}))
     }
 
     /// All its shares from one GPU, or each from another.

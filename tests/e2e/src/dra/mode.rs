@@ -17,38 +17,27 @@ use crate::wait::{self, Look};
 pub const ALL: &str =
     "\n[dra]\nenabled = true\n\n[metrics]\nlisten = \"\"\n\n[api]\nlisten = \"\"\n";
 
-/// What claims can be on a cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claims {
-    /// Of any part of a device.
-    Shared,
-    /// Unknown to it, or of whole devices alone.
-    Absent,
-}
-
-impl Claims {
-    /// Those of this cluster. The API server judges a slice with a device that claims share, and does not keep it.
-    pub fn of(kubectl: &Kubectl) -> Result<Self> {
-        if !kubectl.has_api("resource.k8s.io/v1")? {
-            return Ok(Self::Absent);
-        }
-        let slice = json!({
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceSlice",
-            "metadata": {"name": "tessera-e2e-probe"},
-            "spec": {
-                "driver": "probe.tessera.dev",
-                "pool": {"name": "probe", "generation": 1, "resourceSliceCount": 1},
-                "allNodes": true,
-                "devices": [{"name": "probe", "allowMultipleAllocations": true}],
-            },
-        });
-        let create = ["create", "--dry-run=server", "-o", "json", "-f", "-"];
-        let kept = kubectl.feed(&create, &slice)?;
-        let kept: Value = serde_json::from_str(&kept).context("a probe slice")?;
-        let is_kept = kept["spec"]["devices"][0]["allowMultipleAllocations"] == true;
-        Ok(if is_kept { Self::Shared } else { Self::Absent })
+/// Whether claims can be of any part of a device on this cluster. The API server judges a slice with such a device, and
+/// does not keep it.
+pub fn claims_share_devices(kubectl: &Kubectl) -> Result<bool> {
+    if !kubectl.has_api("resource.k8s.io/v1")? {
+        return Ok(false);
     }
+    let slice = json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": "tessera-e2e-probe"},
+        "spec": {
+            "driver": "probe.tessera.dev",
+            "pool": {"name": "probe", "generation": 1, "resourceSliceCount": 1},
+            "allNodes": true,
+            "devices": [{"name": "probe", "allowMultipleAllocations": true}],
+        },
+    });
+    let create = ["create", "--dry-run=server", "-o", "json", "-f", "-"];
+    let kept = kubectl.feed(&create, &slice)?;
+    let kept: Value = serde_json::from_str(&kept).context("a probe slice")?;
+    Ok(kept["spec"]["devices"][0]["allowMultipleAllocations"] == true)
 }
 
 /// CDI devices of the simulated GPUs, as NVIDIA's toolkit makes them of real ones.
@@ -118,7 +107,7 @@ pub fn leave(suite: &Suite<'_>) -> Result<()> {
 
 /// Removes what only the driver's manifest has, also of a run that was killed. Namespaces are left to others.
 pub fn remove(kubectl: &Kubectl, repo: &Path) -> Result<()> {
-    if Claims::of(kubectl)? == Claims::Absent {
+    if !claims_share_devices(kubectl)? {
         return Ok(());
     }
     let objects = |file: &str| kubectl.read_manifest(&repo.join(file));

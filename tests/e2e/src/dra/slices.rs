@@ -90,20 +90,3 @@ pub fn wait_for(
         Ok(Look::found(Some(devices).filter(|devices| wanted(devices)), seen))
     })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn quantities_are_read_as_the_api_server_writes_them() {
-        for (text, want) in [("4Gi", 4 << 30), ("900Mi", 900 << 20), ("25", 25), ("64Ki", 65536)] {
-            assert_eq!(bytes(&json!(text)).unwrap(), want, "{text}");
-        }
-        for text in ["", "Gi", "1Xi"] {
-            assert!(bytes(&json!(text)).is_err(), "{text}");
-        }
-        assert!(bytes(&json!(7)).is_err(), "a number is no quantity");
-    }
-}

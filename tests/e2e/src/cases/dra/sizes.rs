@@ -1,6 +1,6 @@
 //! Shares of any size: those that fit are held, others wait.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use crate::cases::delivery::check_fill;
 use crate::deploy::SHARE_BYTES;
@@ -102,40 +102,6 @@ pub fn dra_claims_fill_one_gpu_before_the_next(suite: &Suite<'_>) -> Result<()> 
 fn wait_until_first(suite: &Suite<'_>, uuid: &str) -> Result<()> {
     let first = |devices: &[slices::Device]| devices.first().is_some_and(|d| d.uuid == uuid);
     slices::wait_for(suite, "the fuller GPU is first", first).map(drop)
-}
-
-/// "Half of an L4, or a quarter of an H100": the first that can be had, with its own size.
-pub fn dra_first_alternative_that_fits_is_taken(suite: &Suite<'_>) -> Result<()> {
-    mode::published(suite)?;
-    let either = Claim::first_available(&[
-        Request::share("large", "40Gi", 50),
-        Request::share("medium", "3Gi", 50),
-        Request::share("small", "1Gi", 20),
-    ]);
-    either.create_template(suite, "either")?;
-    let mut chosen = Vec::new();
-    for (name, request, want) in
-        [("a", "gpu/medium", 3 << 30), ("b", "gpu/medium", 3 << 30), ("c", "gpu/small", 1u64 << 30)]
-    {
-        // Two of 3 GiB leave less than 1 GiB of either GPU.
-        if name == "c" {
-            Pod::named(suite.kubectl, "b").end()?;
-            let most = claims::pod(suite, "most", &Claim::share("2Gi", 20))?;
-            ensure!(most.gpu()?.total == 2 << 30);
-        }
-        let pod = claims::idle(suite, name, claims::Source::Template("either"))?;
-        let claim = claims::of_pod(suite, &pod)?;
-        let result = claims::results(&claim)?.into_iter().next().context("no result")?;
-        ensure!(result["request"] == request, "{name}: {result}");
-        ensure!(pod.gpu()?.total == want, "{name}: {:?}", pod.gpu()?);
-        chosen.push((pod, want));
-    }
-    for (pod, want) in chosen {
-        if pod.name() != "b" {
-            check_fill(pod.fill(want)?, want)?;
-        }
-    }
-    Ok(())
 }
 
 // What the scheduler is given to choose from.
