@@ -120,7 +120,7 @@ impl Client {
     }
 
     /// Sends a request; its header block in pieces of `piece` bytes. Gives the stream's id.
-    pub async fn request(&mut self, path: &str, message: &impl Message, piece: usize) -> u32 {
+    async fn request(&mut self, path: &str, message: &impl Message, piece: usize) -> u32 {
         let id = self.next_stream;
         self.next_stream += 2;
         let block = self.header_block(id, path);
@@ -139,7 +139,7 @@ impl Client {
     }
 
     /// The next message on stream `id`, or how it ended. Messages are as small as a frame.
-    pub async fn message<T: Message + Default>(&mut self, id: u32) -> Answer<T> {
+    async fn message<T: Message + Default>(&mut self, id: u32) -> Answer<T> {
         loop {
             let (kind, flags, stream, payload) = self.receive().await;
             match kind {

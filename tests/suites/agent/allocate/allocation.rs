@@ -232,17 +232,6 @@ async fn a_deleted_pod_is_released_once_nothing_runs() {
 }
 
 #[tokio::test]
-async fn a_container_that_was_released_too_early_gets_its_quota_back() {
-    let node = TestNode::start().await;
-    let ids = [replica(0, 3)];
-    // Kubelet admitted it, the plugin never heard or has forgotten.
-    node.pre_start(&ids).await.unwrap();
-    assert_eq!(limit(&node.pages(&ids)), 8 * GIB);
-    let status = node.pre_start(&["GPU-none::0".into()]).await.unwrap_err();
-    assert_eq!(status.code(), tonic::Code::NotFound);
-}
-
-#[tokio::test]
 async fn heartbeats_tell_that_the_plugin_lives_and_that_it_has_stopped() {
     let mut node = TestNode::start().await;
     let admitted = node.start_pod("a", 1).await;

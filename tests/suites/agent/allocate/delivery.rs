@@ -9,20 +9,13 @@ use tessera_harness::plugin::*;
 use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
 use tonic::Code;
 
-/// A node whose plugin is not started yet; `more` follows the strategy in `[container]`.
-async fn node(strategy: &str, more: &str) -> TestNode {
-    let mut node = TestNode::without_plugin("").await;
-    set(&mut node, strategy, more);
-    node
-}
-
-fn set(node: &mut TestNode, strategy: &str, more: &str) {
-    node.settings =
-        format!("{SETTINGS}[container]\ndevice_list_strategy = \"{strategy}\"\n{more}\n",);
+fn set(node: &mut TestNode, strategy: &str) {
+    node.settings = format!("{SETTINGS}[container]\ndevice_list_strategy = \"{strategy}\"\n");
 }
 
 async fn started(strategy: &str) -> TestNode {
-    let mut node = node(strategy, "").await;
+    let mut node = TestNode::without_plugin("").await;
+    set(&mut node, strategy);
     node.start_plugin().await;
     node
 }
@@ -60,10 +53,10 @@ async fn cdi_cri_names_the_gpu_and_the_share_whose_spec_is_there_first() {
 
 #[tokio::test]
 async fn device_nodes_come_with_the_libraries_below_a_driver_root_or_not_at_all() {
-    let mut node = node("device-nodes", "").await;
+    let mut node = TestNode::without_plugin("").await;
+    set(&mut node, "device-nodes");
     let root = node.dir.path().join("driver");
-    let settings = std::mem::take(&mut node.settings);
-    node.settings = format!("{settings}[driver]\nroot = \"{}\"\n", root.display());
+    node.settings += &format!("[driver]\nroot = \"{}\"\n", root.display());
     node.start_plugin().await;
     let missing = node.allocate(&[replica(0, 0)]).await.unwrap_err();
     assert_eq!(missing.code(), Code::FailedPrecondition);
@@ -107,7 +100,7 @@ async fn a_spec_outlives_the_plugin_and_reappears_after_a_reboot_before_kubelet_
     let foreign = node.dir.path().join("cdi/nvidia.yaml");
     std::fs::write(&foreign, b"kind: nvidia.com/gpu").unwrap();
     // The name stays in kubelet's checkpoint whatever the configuration says by now.
-    set(&mut node, "envvar", "");
+    set(&mut node, "envvar");
     node.start_plugin().await;
     assert_eq!(std::fs::read(spec_file(&node, &ids)).unwrap(), before);
     assert!(!stale.exists());
@@ -145,14 +138,6 @@ async fn a_spec_is_put_right_before_a_container_starts_or_it_does_not_start() {
 }
 
 #[tokio::test]
-async fn a_directory_that_cannot_be_written_is_reported_at_the_start() {
-    let mut node = node("cdi-cri", "").await;
-    std::fs::write(node.dir.path().join("cdi"), b"a file").unwrap();
-    node.start_plugin().await;
-    node.warned("cdi.directory").await;
-}
-
-#[tokio::test]
 async fn a_released_allocation_takes_its_spec_with_it() {
     let node = started("cdi-cri").await;
     let kept = node.start_pod("kept", 1).await.ids;
@@ -173,7 +158,7 @@ async fn specs_of_allocations_whose_record_was_lost_stay_and_are_made_again() {
     std::fs::remove_file(node.ledger()).unwrap();
     // Another shim is installed by now; what the container was given is in its spec alone.
     std::fs::write(node.dir.path().join("libtessera.so"), b"\x7fELF, another").unwrap();
-    set(&mut node, "envvar", "");
+    set(&mut node, "envvar");
     node.start_plugin().await;
     node.kubelet.start_container(&pod, "main").await.unwrap();
     assert_eq!(std::fs::read(spec_file(&node, &ids)).unwrap(), before);

@@ -156,11 +156,9 @@ struct Eight {
 }
 
 impl Eight {
-    async fn start(placement: &str) -> Self {
-        let share = format!(
-            "replicas = 1\nsplit = \"spread\"\nplacement = \"{placement}\"\n[ledger]\nfsync = false"
-        );
-        let mut node = Simulated::new(&share).await;
+    async fn start() -> Self {
+        let share = "replicas = 1\nsplit = \"spread\"\n[ledger]\nfsync = false";
+        let mut node = Simulated::new(share).await;
         let config = node.dir.path().join("simgpu.toml");
         std::fs::write(&config, machine()).unwrap();
         let made = node
@@ -189,18 +187,8 @@ impl Eight {
 }
 
 #[tokio::test]
-async fn as_gpus_fill_up_the_next_best_are_chosen() {
-    let node = Eight::start("packed").await;
-    // Linked pairs; the second beside the first, so that the other half stays whole.
-    assert_eq!(node.run("a", 2).await, [0, 2]);
-    assert_eq!(node.run("b", 2).await, [1, 3]);
-    // Four of one node are left, linked in a ring.
-    assert_eq!(node.run("c", 4).await, [4, 5, 6, 7]);
-}
-
-#[tokio::test]
-async fn numa_nodes_reach_kubelet() {
-    let node = Eight::start("distributed").await;
+async fn numa_nodes_reach_kubelet_and_as_gpus_fill_up_the_next_best_are_chosen() {
+    let node = Eight::start().await;
     let devices = node.node.kubelet.devices(GPU);
     assert_eq!(devices.len(), 8);
     for device in devices {
@@ -208,7 +196,9 @@ async fn numa_nodes_reach_kubelet() {
         let nodes: Vec<i64> = device.topology.unwrap().nodes.iter().map(|node| node.id).collect();
         assert_eq!(nodes, [gpu as i64 / 4], "GPU {gpu}");
     }
-    // Distributed goes where nobody is; the half that is far from the first pod.
-    assert_eq!(node.run("a", 1).await, [0]);
-    assert_eq!(node.run("b", 1).await, [4]);
+    // Linked pairs; the second beside the first, so that the other half stays whole.
+    assert_eq!(node.run("a", 2).await, [0, 2]);
+    assert_eq!(node.run("b", 2).await, [1, 3]);
+    // Four of one node are left, linked in a ring.
+    assert_eq!(node.run("c", 4).await, [4, 5, 6, 7]);
 }

@@ -98,18 +98,6 @@ async fn a_gpu_is_sold_as_unequal_shares_under_their_own_names() {
 }
 
 #[tokio::test]
-async fn gpus_that_no_layout_names_are_sold_as_equal_replicas() {
-    let layout = LAYOUT.replace("\"Example\"", &format!("\"{}\"", gpu(1).uuid));
-    let node = start(&format!("{layout}[share]\nreplicas = 5\n")).await;
-    offered(&node, 1, 2).await;
-    bounded(node.kubelet.wait_allocatable(GPU, 5)).await;
-    let equal = run(&node, "a", GPU, 1).await;
-    assert_eq!((equal.device_ids.as_slice(), gib(&node, &equal)), (&[replica(0, 0)][..], 8));
-    let large = run(&node, "b", LARGE, 1).await;
-    assert_eq!(large.device_ids, [replica(1, 0)]);
-}
-
-#[tokio::test]
 async fn ready_means_all_resources_and_all_come_back_after_kubelet() {
     let node = start(LAYOUT).await;
     offered(&node, 2, 4).await;

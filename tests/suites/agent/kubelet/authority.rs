@@ -7,12 +7,10 @@ use tessera_harness::http2::{Answer, Client};
 use tessera_harness::scripted::{GPU, Node, bounded};
 use tessera_kubelet_api::deviceplugin::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, DevicePluginOptions, Empty,
-    ListAndWatchResponse,
 };
 use tokio::net::UnixStream;
 
 const OPTIONS: &str = "/v1beta1.DevicePlugin/GetDevicePluginOptions";
-const LIST: &str = "/v1beta1.DevicePlugin/ListAndWatch";
 const ALLOCATE: &str = "/v1beta1.DevicePlugin/Allocate";
 /// As grpc-go writes the path of the Unix socket that it dials.
 const ENCODED_PATH: &[u8] = b"%2Fvar%2Flib%2Fkubelet%2Fdevice-plugins%2Ftessera.sock";
@@ -45,27 +43,6 @@ async fn calls_with_any_authority_are_answered() {
         assert_eq!(answer.container_responses[0].envs["REPLICAS"], "replica-1");
         assert_eq!(plugin.calls().last().unwrap(), "allocate replica-1");
     }
-}
-
-#[tokio::test]
-async fn the_device_stream_goes_on_beside_other_calls() {
-    let (_node, plugin, socket) = node_with_plugin().await;
-    let mut client = bounded(Client::connect(&socket, ENCODED_PATH)).await;
-    let stream = bounded(client.request(LIST, &Empty {}, 64)).await;
-    let healthy = |answer: Answer<ListAndWatchResponse>| match answer {
-        Answer::Ok(list) => list.devices.iter().filter(|device| device.health == "Healthy").count(),
-        other => panic!("{other:?}"),
-    };
-    assert_eq!(healthy(bounded(client.message(stream)).await), 2);
-    let options: Answer<DevicePluginOptions> = bounded(client.call(OPTIONS, &Empty {}, 64)).await;
-    assert!(matches!(options, Answer::Ok(_)));
-    plugin.set_healthy(1, 2);
-    assert_eq!(healthy(bounded(client.message(stream)).await), 1);
-    // Its end is a status, not a torn connection.
-    let stop = plugin.stop();
-    let end = async { bounded(client.message::<ListAndWatchResponse>(stream)).await };
-    let ((), end) = tokio::join!(stop, end);
-    assert_eq!(end, Answer::Status("0".into(), String::new()));
 }
 
 #[tokio::test]

@@ -18,20 +18,12 @@ use tessera_view::change::CordonRequest;
 use tessera_view::status::Allocation;
 use tessera_view::trace::{Event, Trace};
 use tessera_web::Source;
-use tessera_web::client::{Client, ClientError};
+use tessera_web::client::Client;
 
 async fn node() -> (TestNode, Client) {
     let node = TestNode::start().await;
     let client = admin(node.dir.path());
     (node, client)
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn without_a_plugin_the_client_says_what_is_missing() {
-    let dir = tempfile::tempdir().unwrap();
-    let client = admin(dir.path());
-    let error = client.get::<Value>("/api/v1/fleet").await.unwrap_err();
-    assert!(matches!(error, ClientError::Missing(_)) && error.exit() == 69, "{error}");
 }
 
 /// Two pods on one GPU, which want all of it until the flag is set.
@@ -132,29 +124,6 @@ async fn a_trace_shows_both_tenants_of_a_gpu_in_turns_and_ends_with_whoever_aske
     node.agent().allocations.arbiter().unwrap().stop();
     let silent = client.get::<Trace>("/api/v1/trace?seconds=1").await.unwrap_err();
     assert_eq!((silent.exit(), silent.to_string().contains("arbiter does not answer")), (69, true));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_trace_that_cannot_be_is_refused_before_it_begins() {
-    let dir = tempfile::tempdir().unwrap();
-    let config = dir.path().join("config.toml");
-    let admin = dir.path().join("admin.sock");
-    std::fs::write(&config, format!("[paths]\nadmin = {admin:?}\n")).unwrap();
-    let trace = |args: &[&str]| {
-        let mut command = tessera();
-        command.current_dir(dir.path()).arg("-c").arg(&config).arg("trace").args(args);
-        let output = command.output().unwrap();
-        (output.status.code(), stderr(&output))
-    };
-    for seconds in ["0", "31", "many"] {
-        let (code, said) = trace(&["--seconds", seconds]);
-        assert!(code == Some(64) && said.contains("--seconds"), "{seconds}: {said}");
-    }
-    let (code, said) = trace(&["-o", "none/trace.json"]);
-    assert!(code == Some(1) && said.contains("none/trace.json: No such file"), "{said}");
-    let (code, said) = trace(&[]);
-    assert!(code == Some(69) && said.contains("so it is not running"), "{said}");
-    assert!(!dir.path().join("trace.json").exists());
 }
 
 fn numbers(value: &Value) -> Vec<f64> {
