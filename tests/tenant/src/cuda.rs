@@ -201,13 +201,8 @@ pub(crate) struct Event {
 impl Event {
     /// One without timing, whose waiters sleep.
     pub fn new(cuda: Cuda) -> Result<Self, CudaError> {
-        Self::with_flags(cuda, EVENT_WAIT)
-    }
-
-    /// `CU_EVENT_…` flags.
-    pub fn with_flags(cuda: Cuda, flags: c_uint) -> Result<Self, CudaError> {
         // SAFETY: a live out-parameter.
-        let event = made(|at| unsafe { call!(cuda.driver, event_create(at, flags)) })?;
+        let event = made(|at| unsafe { call!(cuda.driver, event_create(at, EVENT_WAIT)) })?;
         Ok(Self { cuda, event })
     }
 

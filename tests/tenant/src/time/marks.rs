@@ -17,9 +17,6 @@ use crate::driver::call;
 use crate::exit::{CudaError, Exit};
 use crate::report;
 
-/// `CU_EVENT_…`.
-const SPINNING: u32 = 2;
-const TIMED: u32 = 0;
 /// Host costs are means of so many calls; the driver has room for them without waiting.
 const BATCH: u32 = 64;
 /// A kernel that is shorter than its launch would hide what a marker costs the GPU.
@@ -125,44 +122,14 @@ impl Bench {
         let tiny = Amount::micros(0.0, 0.0);
         let launch = self.host_ns(|b| b.kernels.launch(tiny, 0, b.stream));
         say("launch_host_ns", launch.map(|ns| json!(ns)));
-        for (name, flags) in [("event", SPINNING), ("timed_event", TIMED)] {
-            let event = Event::with_flags(self.cuda, flags)?;
-            let record = self.host_ns(|b| event.record(b.stream));
-            say(&format!("{name}_record_host_ns"), record.map(|ns| json!(ns)));
-            let query = self.host_ns(|_| event.is_done().map(|_| ()));
-            say(&format!("{name}_query_done_host_ns"), query.map(|ns| json!(ns)));
-        }
+        let event = Event::new(self.cuda)?;
+        let record = self.host_ns(|b| event.record(b.stream));
+        say("event_record_host_ns", record.map(|ns| json!(ns)));
+        let query = self.host_ns(|_| event.is_done().map(|_| ()));
+        say("event_query_done_host_ns", query.map(|ns| json!(ns)));
         let write = self.host_ns(|b| b.write().map(|_| ()));
         say("write_value_host_ns", write.map(|ns| json!(ns)));
-        let look = self.host_ns(|b| {
-            std::hint::black_box(b.word());
-            Ok(())
-        });
-        say("word_look_host_ns", look.map(|ns| json!(ns)));
-        let pending = self.pending_query();
-        say("event_query_pending_host_ns", pending.map(|ns| json!(ns)));
         Ok(())
-    }
-
-    /// A query of an event that the GPU has not reached.
-    fn pending_query(&mut self) -> Result<f64, CudaError> {
-        let event = Event::with_flags(self.cuda, SPINNING)?;
-        let mut values = Vec::new();
-        for _ in 0..self.trials.min(100) {
-            for _ in 0..8 {
-                self.kernels.launch(self.amount, 0, self.stream)?;
-            }
-            event.record(self.stream)?;
-            let start = Instant::now();
-            let pending = (0..16).map(|_| event.is_done()).collect::<Result<Vec<_>, _>>()?;
-            let took = start.elapsed().as_secs_f64() * 1e9 / 16.0;
-            // The last query was before the event: all were.
-            if pending.last() == Some(&false) {
-                values.push(took);
-            }
-            self.cuda.synchronise(self.stream)?;
-        }
-        Ok(median(values))
     }
 
     /// Microseconds from the first launch to the end of the run, for each of its kernels.
@@ -183,26 +150,22 @@ impl Bench {
 
     /// What a marker after each kernel costs the GPU: the run is longer by it. Rounds alternate.
     fn gpu(&mut self) -> Result<(), CudaError> {
-        let events =
-            [Event::with_flags(self.cuda, SPINNING)?, Event::with_flags(self.cuda, TIMED)?];
+        let event = Event::new(self.cuda)?;
         let rounds = (self.trials / 30).clamp(3, 11);
-        let (mut plain, mut cost) = (Vec::new(), [Vec::new(), Vec::new(), Vec::new()]);
+        let (mut plain, mut events, mut writes) = (Vec::new(), Vec::new(), Vec::new());
         let mut refused = None;
         for _ in 0..rounds {
             let alone = self.timed_run(|_| Ok(()))?;
             plain.push(alone);
-            for (event, cost) in events.iter().zip(&mut cost) {
-                cost.push(self.timed_run(|b| event.record(b.stream))? - alone);
-            }
+            events.push(self.timed_run(|b| event.record(b.stream))? - alone);
             match self.timed_run(|b| b.write().map(|_| ())) {
-                Ok(us) => cost[2].push(us - alone),
+                Ok(us) => writes.push(us - alone),
                 Err(error) => refused = Some(error),
             }
         }
         say("kernel_us", Ok(json!(median(plain))));
-        let [event, timed, write] = cost.map(|us| json!(median(us) * 1000.0));
+        let [event, write] = [events, writes].map(|us| json!(median(us) * 1000.0));
         say("event_gpu_ns", Ok(event));
-        say("timed_event_gpu_ns", Ok(timed));
         say("write_value_gpu_ns", refused.map_or(Ok(write), Err));
         Ok(())
     }
@@ -210,28 +173,17 @@ impl Bench {
     /// From a launch until the host knows that the kernel is over, by each way of looking. The kernel
     /// is the same, so the ways differ by how soon they see it.
     fn seen(&mut self) -> Result<(), CudaError> {
-        let (spinning, asleep) = (Event::with_flags(self.cuda, SPINNING)?, Event::new(self.cuda)?);
+        let event = Event::new(self.cuda)?;
         let by_word = self.trial(|b| {
             let value = b.write()?;
             spin_until(|| Ok(b.word() >= value))
         });
         say("seen_by_word_us", by_word);
         let by_query = self.trial(|b| {
-            spinning.record(b.stream)?;
-            spin_until(|| spinning.is_done())
+            event.record(b.stream)?;
+            spin_until(|| event.is_done())
         });
         say("seen_by_event_query_us", by_query);
-        for (name, event) in [("spinning", spinning), ("sleeping", asleep)] {
-            let waited = self.trial(|b| {
-                event.record(b.stream)?;
-                event.wait()
-            });
-            say(&format!("seen_by_{name}_wait_us"), waited);
-        }
-        let by_stream = self.trial(|b| b.cuda.synchronise(b.stream));
-        say("seen_by_stream_synchronize_us", by_stream);
-        let round_trip = self.round_trip();
-        say("word_round_trip_us", round_trip);
         Ok(())
     }
 
@@ -247,33 +199,9 @@ impl Bench {
             took.push(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
             self.cuda.synchronise(self.stream)?;
         }
-        Ok(p50_p99(took))
+        took.sort_unstable();
+        Ok(json!({ "p50": percentile_us(&took, 500), "p99": percentile_us(&took, 990) }))
     }
-
-    /// The host writes a word for which the stream waits, and looks at the one that the stream then writes.
-    fn round_trip(&mut self) -> Result<serde_json::Value, CudaError> {
-        let mut took = Vec::new();
-        for _ in 0..self.trials {
-            let go = self.words.host[8].load(Ordering::Acquire) + 1;
-            // SAFETY: an aligned word of pinned memory, which lives as long as the process; 0: until
-            // it is as large or larger.
-            unsafe { call!(self.cuda.driver, wait_value(self.stream.0, self.words.at(8), go, 0)) }?;
-            let value = self.write()?;
-            // The stream gets to its wait first.
-            std::thread::sleep(Duration::from_micros(100));
-            let start = Instant::now();
-            self.words.host[8].store(go, Ordering::Release);
-            spin_until(|| Ok(self.word() >= value))?;
-            took.push(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
-            self.cuda.synchronise(self.stream)?;
-        }
-        Ok(p50_p99(took))
-    }
-}
-
-fn p50_p99(mut took: Vec<u64>) -> serde_json::Value {
-    took.sort_unstable();
-    json!({ "p50": percentile_us(&took, 500), "p99": percentile_us(&took, 990) })
 }
 
 /// Looks without a pause; gives up after [`PATIENCE`] with a time-out's code.
