@@ -73,7 +73,7 @@ lint: ## formatting, clippy, dependency rules, links and figures of the document
 e2e: plugin ## the whole on a real Kubernetes (root; see tests/e2e/README.md)
 	tests/e2e/run
 
-bench: build ## measure; prints a table and writes target/bench/summary.json
+bench: build ## measure; prints figures and writes target/bench/summary.json
 	$(CARGO) build --release --locked -p tessera-bench
 	TESSERA_ARTEFACTS=$(RELEASE) $(RELEASE)/tessera-bench --out $(TARGET)/bench/summary.json
 

@@ -8,9 +8,10 @@ use anyhow::Context;
 use serde_json::Value;
 use tessera_cluster::fixtures::ApiServer;
 use tessera_fake_kubelet::dra::{AllocatedClaim, ClaimName, DraKubelet};
+use tessera_harness::artefacts;
 use tokio::time::{Instant, sleep};
 
-use crate::node::{Api, Node, Setup};
+use crate::node::{Node, Setup};
 use crate::plugin;
 use crate::report::Report;
 use crate::soak;
@@ -76,8 +77,8 @@ impl Claims {
         fs::write(&kubeconfig, api.kubeconfig())?;
         // No replica is sold that kubelet could list.
         let setup = Setup::new(world, "dra", GPUS, 8)?;
-        let mut setup = Setup { gpus: 0, api: Api::Tls, dra: true, ..setup };
-        setup.envs.push(("LD_LIBRARY_PATH", world.artefacts.path("sim")));
+        let mut setup = Setup { gpus: 0, tls: true, dra: true, ..setup };
+        setup.envs.push(("LD_LIBRARY_PATH", artefacts().sim_dir()));
         setup.envs.extend([("KUBECONFIG", kubeconfig), ("NODE_NAME", NODE.into())]);
         let node = Node::start_in(dir, &setup).await?;
         let claims = Self { node, kubelet, api };

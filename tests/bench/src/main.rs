@@ -29,7 +29,7 @@ use clap::Parser;
 use serde_json::json;
 
 use crate::report::Report;
-use crate::world::{Artefacts, World};
+use crate::world::World;
 
 type Part = fn(&World, &mut Report) -> anyhow::Result<()>;
 
@@ -53,9 +53,6 @@ struct Options {
     /// Where the summary goes
     #[arg(long, default_value = "target/bench/summary.json")]
     out: PathBuf,
-    /// The directory of what is measured, where it is not this program's
-    #[arg(long)]
-    artefacts: Option<PathBuf>,
     /// Parts, `compute`, or scenarios of it, such as `shares`
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
@@ -77,13 +74,12 @@ fn main() -> ExitCode {
 }
 
 fn bench() -> anyhow::Result<ExitCode> {
-    let Options { out, artefacts, only, realtime } = Options::parse();
+    let Options { out, only, realtime } = Options::parse();
     if realtime {
         machine::go_first().context("--realtime takes root")?;
     }
     let wanted = |part: &str| only.is_empty() || only.iter().any(|name| name == part);
-    let artefacts = Artefacts::find(artefacts.as_deref())?;
-    let world = match World::enter(&artefacts)? {
+    let world = match World::enter()? {
         Ok(world) => world,
         Err(status) => {
             return Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
@@ -110,9 +106,8 @@ fn bench() -> anyhow::Result<ExitCode> {
     report.put("metadata", machine::metadata());
     report.put("seconds", json!(start.elapsed().as_secs()));
 
-    println!("\n{}", report.table());
     println!(
-        "Measured on: {}. Overheads are hooked minus bare, medians of alternating rounds;",
+        "\nMeasured on: {}. Overheads are hooked minus bare, medians of alternating rounds;",
         machine::describe()
     );
     println!("± is half the distance between the quartiles of the rounds' differences.");

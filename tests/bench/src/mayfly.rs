@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::Context;
 use serde_json::json;
+use tessera_harness::artefacts;
 use tessera_region::layout::PAGES_DIR_ENV;
 
 use crate::node::{self, Node, Setup};
@@ -92,7 +93,7 @@ impl Case<'_> {
     }
 
     fn run(&self, envs: &[(&'static str, PathBuf); 2]) -> Command {
-        let mut run = Command::new(self.world.artefacts.path("tessera"));
+        let mut run = Command::new(artefacts().tessera());
         run.args(["run", "--sim", "-m", "1GiB", "--context-overhead", "32MiB", "--"]);
         run.arg(self.program).envs(envs.clone());
         run
@@ -137,7 +138,7 @@ impl Case<'_> {
 
     fn command(&self, envs: &[(&'static str, PathBuf); 2]) -> Command {
         let mut command = Command::new(self.program);
-        command.env("LD_LIBRARY_PATH", self.world.artefacts.path("sim")).envs(envs.clone());
+        command.env("LD_LIBRARY_PATH", artefacts().sim_dir()).envs(envs.clone());
         command
     }
 
@@ -145,7 +146,7 @@ impl Case<'_> {
     fn serve(&self, envs: &[(&'static str, PathBuf); 2], report: &Path) -> anyhow::Result<()> {
         let setup = Setup::new(self.world, "mayfly", 1, TENANTS)?;
         let mut setup = Setup { envs: envs.to_vec(), reserve: 0, ..setup };
-        setup.envs.push(("LD_LIBRARY_PATH", self.world.artefacts.path("sim")));
+        setup.envs.push(("LD_LIBRARY_PATH", artefacts().sim_dir()));
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).enable_all().build()?;
         runtime.block_on(async {
@@ -157,7 +158,7 @@ impl Case<'_> {
             let outcome = tokio::task::block_in_place(|| {
                 self.storm(report, |tenant| {
                     let mut command = self.command(envs);
-                    command.env("LD_PRELOAD", self.world.artefacts.path("libtessera.so"));
+                    command.env("LD_PRELOAD", artefacts().shim());
                     command.env(PAGES_DIR_ENV, &pages[tenant]);
                     Ok(command)
                 })

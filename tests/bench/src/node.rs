@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tempfile::TempDir;
 use tessera_fake_kubelet::{Container, Kubelet, Pod};
+use tessera_harness::{artefacts, own_paths};
 use tessera_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
 use tessera_kubelet_api::deviceplugin::{AllocateRequest, ContainerAllocateRequest};
 use tessera_model::allocation_id::AllocationId;
@@ -20,7 +21,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::machine::Process;
 use crate::stats::Sample;
-use crate::world::{Artefacts, World};
+use crate::world::World;
 
 pub const RESOURCE: &str = "tessera.dev/gpu";
 /// How long the plugin may take to register.
@@ -29,8 +30,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A simulated machine, and how the plugin is configured.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The files under measurement.
-    pub artefacts: Artefacts,
     /// What the simulated NVML needs of the environment, and the plugin besides.
     pub envs: Vec<(&'static str, PathBuf)>,
     pub gpus: usize,
@@ -39,8 +38,9 @@ pub struct Setup {
     pub reserve: u64,
     /// `ledger.fsync`.
     pub fsync: bool,
-    /// `api.listen`.
-    pub api: Api,
+    /// The JSON API over TLS, as in a cluster, with a certificate of a file; without a cluster nobody's rights are asked
+    /// for. Else as on a host without Kubernetes. Root's socket is served in any case.
+    pub tls: bool,
     /// All GPUs are sold by claims.
     pub dra: bool,
 }
@@ -53,25 +53,15 @@ impl Setup {
         fs::write(&file, "[[gpu]]\nmemory = \"80GiB\"\n".repeat(gpus) + memory)?;
         let state = world.path(&format!("{name}.state"));
         Ok(Setup {
-            artefacts: world.artefacts.clone(),
             envs: vec![("SIMGPU_CONFIG", file), ("SIMGPU_STATE", state)],
             gpus,
             replicas,
             reserve: 256 << 20,
             fsync: false,
-            api: Api::Plain,
+            tls: false,
             dra: false,
         })
     }
-}
-
-/// How the JSON API is served over TCP. Root's socket is served in any case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Api {
-    /// As on a host without Kubernetes.
-    Plain,
-    /// Over TLS, as in a cluster, with a certificate of a file. Without a cluster nobody's rights are asked for.
-    Tls,
 }
 
 /// A plugin registered with a stand-in of its own.
@@ -95,7 +85,7 @@ impl Node {
     pub async fn start_in(dir: TempDir, setup: &Setup) -> anyhow::Result<Self> {
         // On a node the pages are a tmpfs of their own.
         let pages = tempfile::Builder::new().prefix("tessera-bench.").tempdir_in("/dev/shm")?;
-        if setup.api == Api::Tls {
+        if setup.tls {
             certificate(dir.path())?;
         }
         let kubelet = Kubelet::start(&dir.path().join("kubelet")).await?;
@@ -190,7 +180,7 @@ async fn serve(
     fs::write(&file, config(setup, kubelet, dir, pages))?;
     let log = fs::File::create(dir.join("log"))?;
     let start = Instant::now();
-    let mut plugin = Command::new(setup.artefacts.path("tessera"))
+    let mut plugin = Command::new(artefacts().tessera())
         .arg("--config")
         .arg(&file)
         .arg("serve")
@@ -211,36 +201,30 @@ async fn serve(
 }
 
 fn config(setup: &Setup, kubelet: &Kubelet, dir: &Path, pages: &Path) -> String {
-    let path = |path: &Path| format!("{:?}", path.display().to_string());
-    let at = |name: &str| path(&dir.join(name));
     let Setup { replicas, reserve, fsync, dra, .. } = setup;
-    let tls = match setup.api {
-        Api::Plain => String::new(),
-        Api::Tls => format!("tls_cert = {}\ntls_key = {}\n", at("tls.crt"), at("tls.key")),
+    let at = |name: &str| format!("{:?}", dir.join(name).display().to_string());
+    let tls = match setup.tls {
+        false => String::new(),
+        true => format!("tls_cert = {}\ntls_key = {}\n", at("tls.crt"), at("tls.key")),
     };
+    let shim = artefacts().shim();
+    let paths = own_paths(
+        dir,
+        &[
+            ("kubelet", kubelet.device_plugins_dir()),
+            ("pod_resources", kubelet.pod_resources_socket()),
+            ("pages", pages),
+            ("shim_source", &shim),
+        ],
+    );
     format!(
         "[gpus]\nreserve = {reserve}\ncontext_overhead = \"32Mi\"\n\
          [share]\nreplicas = {replicas}\n\
          [dra]\nenabled = {dra}\n\
          [container]\ndevice_list_strategy = \"none\"\n\
-         [cdi]\ndirectory = {}\n\
          [ledger]\nfsync = {fsync}\n\
-         [pages]\ntmpfs = \"off\"\n\
          [metrics]\nlisten = \"127.0.0.1:0\"\n[api]\nlisten = \"127.0.0.1:0\"\n{tls}\
-         [log]\nfilter = \"warn,tessera_web=info\"\n\
-         [paths]\nkubelet = {}\npod_resources = {}\nplugins_registry = {}\ndra = {}\npages = {}\n\
-         shim = {}\nshim_source = {}\ncontainer_logs = {}\nledger = {}\nadmin = {}\n",
-        at("cdi"),
-        path(kubelet.device_plugins_dir()),
-        path(kubelet.pod_resources_socket()),
-        at("kubelet/plugins_registry"),
-        at("dra"),
-        path(pages),
-        at("shim"),
-        path(&setup.artefacts.path("libtessera.so")),
-        at("logs"),
-        at("ledger.redb"),
-        at("admin.sock"),
+         [log]\nfilter = \"warn,tessera_web=info\"\n{paths}"
     )
 }
 
@@ -274,7 +258,7 @@ pub const POD: &str = "pod-";
 /// The plugin on a machine of its own, of this name, with [`TENANTS`] pods.
 pub async fn with_tenants(world: &World, name: &str) -> anyhow::Result<Node> {
     let setup = Setup::new(world, name, TENANTS_GPUS, TENANTS / TENANTS_GPUS)?;
-    let node = Node::start(&Setup { fsync: true, api: Api::Tls, ..setup }).await?;
+    let node = Node::start(&Setup { fsync: true, tls: true, ..setup }).await?;
     for number in 0..TENANTS {
         run(&node, &format!("{POD}{number}")).await?;
     }

@@ -4,6 +4,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::Context;
+use tessera_harness::artefacts;
 
 use crate::report::Report;
 use crate::world::{World, alternate, printed};
@@ -37,7 +38,7 @@ pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
         report.pair(key, what, unit, &pair, most);
     }
     crate::note("/bin/true");
-    let shim = world.artefacts.path("libtessera.so");
+    let shim = artefacts().shim();
     let [pair] = alternate(TRUES, |with_shim| {
         let mut command = Command::new("/bin/true");
         if with_shim {

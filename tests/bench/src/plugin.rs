@@ -6,7 +6,7 @@ use std::time::Duration;
 use tessera_web::Route;
 use tessera_web::client::{Client, Endpoint};
 
-use crate::node::{self, Api, NAMESPACE, Node, RESOURCE, Setup};
+use crate::node::{self, NAMESPACE, Node, RESOURCE, Setup};
 use crate::report::Report;
 use crate::soak;
 use crate::stats::Sample;
@@ -26,7 +26,7 @@ const LOOKS: usize = 10;
 #[allow(clippy::cast_precision_loss, reason = "KiB far below 2^53")]
 pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let setup = Setup::new(world, "plugin", 1, REPLICAS)?;
-    let setup = Setup { api: Api::Tls, ..setup };
+    let setup = Setup { tls: true, ..setup };
     let (register, allocate, rss) = node::runtime()?.block_on(async {
         let mut register = Vec::new();
         for _ in 0..STARTS {

@@ -39,7 +39,7 @@ pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
 /// Kills processes that fill their tenant's limit by `api` while another of the tenant asks for its bytes:
 /// milliseconds from the driver's own release to the grant, negative where the ledger was sooner.
 fn after_driver(world: &World, api: Api) -> anyhow::Result<Sample> {
-    let account = Account::open(world)?;
+    let account = Account::open()?;
     let pages = world.run_pages(2 * CONTEXT + HELD)?;
     let bytes = HELD.to_string();
     let mut taker = world

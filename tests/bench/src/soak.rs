@@ -4,9 +4,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tessera_harness::metrics::{OPEN, request};
 use tokio::time::sleep;
 
 use crate::node::{self, NAMESPACE, Node, Setup};
@@ -75,13 +73,8 @@ async fn load(node: &Node, address: SocketAddr) -> anyhow::Result<Sample> {
     Ok(Sample::new(times))
 }
 
-pub(crate) async fn scrape(address: SocketAddr) -> anyhow::Result<String> {
-    let mut stream = TcpStream::connect(address).await?;
-    let request = "GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n";
-    stream.write_all(request.as_bytes()).await?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("no answer")?;
-    anyhow::ensure!(head.starts_with("HTTP/1.1 200"), "{head}");
-    Ok(body.to_owned())
+pub(crate) async fn scrape(address: SocketAddr) -> anyhow::Result<()> {
+    let answer = request(address, "GET", "/metrics", "").await;
+    anyhow::ensure!(answer.status == 200, "{}", answer.head);
+    Ok(())
 }

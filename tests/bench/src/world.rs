@@ -8,6 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use anyhow::Context;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
+use tessera_harness::artefacts;
 use tessera_region::layout::PAGES_DIR_ENV;
 
 use crate::stats::Pair;
@@ -39,57 +40,35 @@ pub const CONTEXT: u64 = 32 << 20;
 /// `memory.reserved` above, bytes.
 pub const RESERVED: u64 = 256 << 20;
 
-/// The files under measurement.
-#[derive(Clone, Debug)]
-pub struct Artefacts {
-    /// Directory with all of them.
-    pub dir: PathBuf,
-}
-
-impl Artefacts {
-    /// As `given`, or beside this program.
-    pub fn find(given: Option<&Path>) -> anyhow::Result<Self> {
-        let dir = match given {
-            Some(given) => given.to_owned(),
-            None => std::env::current_exe()?.parent().unwrap_or(Path::new(".")).to_owned(),
-        };
-        let dir = dir.canonicalize().with_context(|| format!("{}", dir.display()))?;
-        for name in ["libtessera.so", "sim/libcuda.so.1", "sim/libnvidia-ml.so.1"] {
-            let path = dir.join(name);
-            anyhow::ensure!(path.exists(), "{} is missing: run `make build`", path.display());
-        }
-        Ok(Self { dir })
-    }
-
-    /// A file of them.
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
-    }
-}
-
 /// The simulated machine. This process runs in its environment; see [`World::enter`].
 #[derive(Clone, Debug)]
 pub struct World {
-    /// The files under measurement.
-    pub artefacts: Artefacts,
     dir: PathBuf,
 }
 
 /// Names the machine's directory to the process that measures on it.
 const WORLD: &str = "TESSERA_BENCH_WORLD";
+/// What [`artefacts`] reads.
+const ARTEFACTS: &str = "TESSERA_ARTEFACTS";
 
 impl World {
     /// Makes a machine and runs this program again on it, because NVML finds the simulated GPU by
     /// the environment; `None` in the process that started it, which then has its exit code.
-    pub fn enter(artefacts: &Artefacts) -> anyhow::Result<Result<Self, ExitStatus>> {
+    pub fn enter() -> anyhow::Result<Result<Self, ExitStatus>> {
         if let Some(dir) = std::env::var_os(WORLD) {
-            return Ok(Ok(Self { artefacts: artefacts.clone(), dir: dir.into() }));
+            return Ok(Ok(Self { dir: dir.into() }));
         }
         let dir = tempfile::Builder::new().prefix("tessera-bench.").tempdir()?;
         std::fs::write(dir.path().join("simgpu.toml"), SIMULATION)?;
-        let world = Self { artefacts: artefacts.clone(), dir: dir.path().to_owned() };
-        let mut again = Command::new(std::env::current_exe()?);
-        again.args(std::env::args_os().skip(1)).env(WORLD, dir.path()).envs(world.envs());
+        let program = std::env::current_exe()?;
+        // What is measured lies beside this program, where nothing else is said.
+        let beside = program.parent().unwrap_or(Path::new(".")).to_owned();
+        let artefacts = std::env::var_os(ARTEFACTS).map_or(beside, PathBuf::from);
+        let mut again = Command::new(program);
+        again.args(std::env::args_os().skip(1)).env(WORLD, dir.path());
+        again.env("LD_LIBRARY_PATH", artefacts.join("sim")).env(ARTEFACTS, artefacts);
+        again.env("SIMGPU_CONFIG", dir.path().join("simgpu.toml"));
+        again.env("SIMGPU_STATE", dir.path().join("simgpu.state"));
         Ok(Err(again.status().context("cannot run this program again")?))
     }
 
@@ -113,7 +92,7 @@ impl World {
     /// What the simulator's libraries need of the environment.
     pub fn envs(&self) -> [(&'static str, PathBuf); 3] {
         [
-            ("LD_LIBRARY_PATH", self.artefacts.path("sim")),
+            ("LD_LIBRARY_PATH", artefacts().sim_dir()),
             ("SIMGPU_CONFIG", self.path("simgpu.toml")),
             ("SIMGPU_STATE", self.path("simgpu.state")),
         ]
@@ -129,9 +108,7 @@ impl World {
     /// The same with the shim, under `pages`.
     pub fn hooked(&self, task: &[&str], pages: &Pages) -> anyhow::Result<Command> {
         let mut command = self.bare(task)?;
-        command
-            .env("LD_PRELOAD", self.artefacts.path("libtessera.so"))
-            .env(PAGES_DIR_ENV, &pages.path);
+        command.env("LD_PRELOAD", artefacts().shim()).env(PAGES_DIR_ENV, &pages.path);
         Ok(command)
     }
 
@@ -145,7 +122,7 @@ impl World {
 
     /// The same, of a `tessera run` that looks at the driver as long as the pages are kept.
     pub fn run_pages(&self, limit: u64) -> anyhow::Result<Pages> {
-        let mut run = Command::new(self.artefacts.path("tessera"));
+        let mut run = Command::new(artefacts().tessera());
         run.args(["run", "--sim", "--policy", "none", "-m", &limit.to_string()]);
         run.args(["--context-overhead", &CONTEXT.to_string(), "--"]);
         run.args(["sh", "-c", "echo \"$TESSERA_DIR\"; exec cat"]).envs(self.envs());
@@ -216,8 +193,8 @@ pub struct Account {
 
 impl Account {
     /// Opens NVML on the machine that this process runs in.
-    pub fn open(world: &World) -> anyhow::Result<Self> {
-        let library = world.artefacts.path("sim/libnvidia-ml.so.1");
+    pub fn open() -> anyhow::Result<Self> {
+        let library = artefacts().libnvml();
         Ok(Self { nvml: Nvml::builder().lib_path(library.as_os_str()).init()? })
     }
 

@@ -7,18 +7,14 @@ use serde_json::{Map, Value, json};
 
 use super::judge::Look;
 use super::scenario::{self, Stage};
-use super::{Artefacts, Gate, Report, Spec, Timeouts, backlog, graphs};
+use super::{Gate, Report, Spec, Timeouts, backlog, graphs};
 
 /// Caps that together leave room, so that each tenant is held by its own alone; and how long they are looked at.
 const GROUPS: [&[f64]; 2] = [&[10.0, 25.0, 50.0], &[75.0]];
 const TOGETHER: Duration = Duration::from_secs(10);
 
 /// Measures kernels and graphs.
-pub fn run(
-    artefacts: &Artefacts,
-    report: &mut Report,
-    timeouts: &mut Timeouts,
-) -> anyhow::Result<()> {
+pub fn run(report: &mut Report, timeouts: &mut Timeouts) -> anyhow::Result<()> {
     let mut detail = Map::new();
     let kernels: fn(f64) -> Spec = |cores| backlog(cores, "200");
     for (key, what, most, load) in [
@@ -29,11 +25,11 @@ pub fn run(
         let mut worst = 0.0f64;
         let mut caps = Map::new();
         // What one could use without a cap.
-        let bare = scenario::watch(artefacts, &[load(100.0)], Gate::Bare, Duration::from_secs(2))?;
+        let bare = scenario::watch(&[load(100.0)], Gate::Bare, Duration::from_secs(2))?;
         let solo = bare.account.rates()[0];
         for group in GROUPS {
             let tenants: Vec<Spec> = group.iter().map(|&cores| load(cores).strict()).collect();
-            let seen = scenario::watch(artefacts, &tenants, Gate::Tessera, TOGETHER)?;
+            let seen = scenario::watch(&tenants, Gate::Tessera, TOGETHER)?;
             timeouts.0 += seen.timeouts;
             for (cap, got) in group.iter().zip(seen.account.rates()) {
                 let got = got / solo * 100.0;
@@ -86,8 +82,8 @@ fn cases() -> Vec<Case> {
 }
 
 /// How far the first tenant is off its cap, percent of it; and what it got, percent.
-fn off(artefacts: &Artefacts, case: &Case, timeouts: &mut Timeouts) -> anyhow::Result<(f64, f64)> {
-    let stage = Stage::set(artefacts, &case.tenants, Gate::Tessera)?;
+fn off(case: &Case, timeouts: &mut Timeouts) -> anyhow::Result<(f64, f64)> {
+    let stage = Stage::set(&case.tenants, Gate::Tessera)?;
     for tenant in stage.tenants.iter().rev().take(case.stopped) {
         tenant.stop();
     }
@@ -101,32 +97,28 @@ fn off(artefacts: &Artefacts, case: &Case, timeouts: &mut Timeouts) -> anyhow::R
 }
 
 /// Measures the cap beside late neighbours, and the newcomer.
-pub fn late(
-    artefacts: &Artefacts,
-    report: &mut Report,
-    timeouts: &mut Timeouts,
-) -> anyhow::Result<()> {
+pub fn late(report: &mut Report, timeouts: &mut Timeouts) -> anyhow::Result<()> {
     let (mut worst, mut detail) = (0.0f64, Map::new());
     for case in cases() {
         crate::note(case.name);
-        let (error, got) = off(artefacts, &case, timeouts)?;
+        let (error, got) = off(&case, timeouts)?;
         worst = worst.max(error.abs());
         detail.insert(case.name.into(), json!({ "got": got, "error_percent": error }));
     }
     let what = "strict cap beside late ones, the worst";
     report.figure("late_cap_error_pct", what, "%", worst, 1.0);
     report.put("late_cap_detail", Value::Object(detail));
-    let seconds = newcomer(artefacts)?;
+    let seconds = newcomer()?;
     report.figure("newcomer_share_s", "a newcomer has its share after", "s", seconds, 0.5);
     Ok(())
 }
 
 /// How long after it was there a newcomer with 80 % had that of each half second that followed, beside a
 /// tenant that was alone with 10 s of work queued. Infinite where it never had.
-fn newcomer(artefacts: &Artefacts) -> anyhow::Result<f64> {
+fn newcomer() -> anyhow::Result<f64> {
     crate::note("newcomer");
     let alone = Spec::new(20.0, &["--kernel-us=10000"]);
-    let mut stage = Stage::set(artefacts, &[alone], Gate::Tessera)?;
+    let mut stage = Stage::set(&[alone], Gate::Tessera)?;
     std::thread::sleep(Duration::from_millis(700));
     stage.join(&Spec::new(80.0, &["--kernel-us=200"]))?;
     let seen = stage.look(Duration::from_secs(5))?.account;

@@ -8,8 +8,7 @@ use simgpu::Session;
 use simgpu::account::Account;
 use simgpu::channel::GpuThread;
 use tempfile::TempDir;
-
-use crate::world::Artefacts;
+use tessera_harness::artefacts;
 
 /// One GPU, with the simulator's own costs.
 const CONFIG: &str = r#"[[gpu]]
@@ -22,15 +21,13 @@ teardown_ms = 0.0
 
 /// The machine, nobody on it yet.
 pub struct Machine {
-    /// The files under measurement.
-    pub artefacts: Artefacts,
     session: Session,
     _gpu: GpuThread,
     dir: TempDir,
 }
 
 impl Machine {
-    pub fn new(artefacts: &Artefacts) -> anyhow::Result<Self> {
+    pub fn new() -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("tessera-bench.").tempdir_in("/dev/shm")?;
         std::fs::write(dir.path().join("simgpu.toml"), CONFIG)?;
         let open = || {
@@ -38,13 +35,13 @@ impl Machine {
                 .context("the simulated GPU does not start")
         };
         let (session, _gpu) = (open()?, GpuThread::start(open()?)?);
-        Ok(Self { artefacts: artefacts.clone(), session, _gpu, dir })
+        Ok(Self { session, _gpu, dir })
     }
 
     /// What a process needs of the environment to be on this machine.
     pub fn envs(&self) -> [(&'static str, PathBuf); 3] {
         [
-            ("LD_LIBRARY_PATH", self.artefacts.path("sim")),
+            ("LD_LIBRARY_PATH", artefacts().sim_dir()),
             ("SIMGPU_CONFIG", self.dir.path().join("simgpu.toml")),
             ("SIMGPU_STATE", self.dir.path().join("simgpu.state")),
         ]

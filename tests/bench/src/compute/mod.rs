@@ -18,7 +18,7 @@ pub use self::open::launch_each;
 use self::scenario::SHALLOW_MS;
 use self::tenant::{Gate, Spec};
 use crate::report::Report;
-use crate::world::{Artefacts, World};
+use crate::world::World;
 
 /// What [`run`] can measure alone.
 pub const SCENARIOS: [&str; 7] = ["open", "shares", "caps", "late", "busy", "tied", "interfere"];
@@ -34,16 +34,15 @@ pub fn run(
     wanted: &dyn Fn(&str) -> bool,
 ) -> anyhow::Result<()> {
     let mut timeouts = Timeouts::default();
-    let artefacts = &world.artefacts;
     for name in SCENARIOS.into_iter().filter(|name| wanted(name)) {
         match name {
             "open" => open::run(world, report)?,
-            "shares" => shares::run(artefacts, report, &mut timeouts)?,
-            "caps" => caps::run(artefacts, report, &mut timeouts)?,
-            "late" => caps::late(artefacts, report, &mut timeouts)?,
-            "busy" => shares::busy(artefacts, report)?,
-            "tied" => tied::run(artefacts, report)?,
-            _ => shares::interfere(artefacts, report)?,
+            "shares" => shares::run(report, &mut timeouts)?,
+            "caps" => caps::run(report, &mut timeouts)?,
+            "late" => caps::late(report, &mut timeouts)?,
+            "busy" => shares::busy(report)?,
+            "tied" => tied::run(report)?,
+            _ => shares::interfere(report)?,
         }
     }
     #[allow(clippy::cast_precision_loss, reason = "a count")]

@@ -3,7 +3,7 @@
 //!
 //! The gate stays OPEN throughout, of an arbiter that the bench scripts. Kernels, events and markers take no GPU time, so that calls are measured and nothing else.
 
-use tessera_harness::monotonic_ns;
+use tessera_harness::{artefacts, monotonic_ns};
 use tessera_region::layout::PAGES_DIR_ENV;
 
 use super::host::make_pages;
@@ -23,7 +23,7 @@ pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let arbiter = tessera_harness::Arbiter::again(dir.path());
     arbiter.quota.set_window(0, WINDOW.0, WINDOW.1);
     arbiter.open();
-    let shim = world.artefacts.path("libtessera.so");
+    let shim = artefacts().shim();
     let [median, mean] = alternate(ROUNDS, |with_shim| {
         let mut command = world.bare(&["launch-each"])?;
         if with_shim {

@@ -8,7 +8,6 @@ use super::host::Host;
 use super::judge::{self, Observation};
 use super::machine::Machine;
 use super::tenant::{Gate, Spec, Tenant};
-use crate::world::Artefacts;
 
 /// Before the judge looks, everybody has been at it for this long.
 const WARM_UP: Duration = Duration::from_millis(500);
@@ -38,8 +37,8 @@ pub struct Seen {
 
 impl Stage {
     /// Starts tenants and waits until all launch.
-    pub fn set(artefacts: &Artefacts, tenants: &[Spec], gate: Gate) -> anyhow::Result<Self> {
-        let machine = Machine::new(artefacts)?;
+    pub fn set(tenants: &[Spec], gate: Gate) -> anyhow::Result<Self> {
+        let machine = Machine::new()?;
         let mut host = match gate {
             Gate::Tessera => Some(Host::start(machine.dir())?),
             Gate::Bare => None,
@@ -80,11 +79,6 @@ impl Stage {
 }
 
 /// Starts the tenants, looks on, and ends them.
-pub fn watch(
-    artefacts: &Artefacts,
-    tenants: &[Spec],
-    gate: Gate,
-    length: Duration,
-) -> anyhow::Result<Seen> {
-    Stage::set(artefacts, tenants, gate)?.look(length)
+pub fn watch(tenants: &[Spec], gate: Gate, length: Duration) -> anyhow::Result<Seen> {
+    Stage::set(tenants, gate)?.look(length)
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use tessera_harness::Spinners;
 
 use super::scenario::{self, Seen, Stage};
-use super::{Artefacts, Gate, Report, Spec, Timeouts, backlog, graphs};
+use super::{Gate, Report, Spec, Timeouts, backlog, graphs};
 use crate::stats::Sample;
 
 /// How long the judge looks on.
@@ -69,17 +69,13 @@ impl Set {
     }
 }
 
-pub fn run(
-    artefacts: &Artefacts,
-    report: &mut Report,
-    timeouts: &mut Timeouts,
-) -> anyhow::Result<()> {
+pub fn run(report: &mut Report, timeouts: &mut Timeouts) -> anyhow::Result<()> {
     let (mut second, mut ten) = (0.0f64, 0.0f64);
     let mut detail = serde_json::Map::new();
     for set in &SETS {
         crate::note(&format!("shares: {}", set.name));
         let due = set.due();
-        let seen = scenario::watch(artefacts, &set.tenants(), Gate::Tessera, LENGTH)?;
+        let seen = scenario::watch(&set.tenants(), Gate::Tessera, LENGTH)?;
         timeouts.0 += seen.timeouts;
         let off = worst(&seen.account.share_errors(&due, SECOND));
         // Where operations are longer, a second cannot be divided so finely.
@@ -89,7 +85,7 @@ pub fn run(
         ten = ten.max(worst(&seen.account.share_errors(&due, TEN)));
         detail.insert(set.name.into(), value(&seen, &due));
         if set.name == "two_equal" {
-            throughput(artefacts, report, &seen)?;
+            throughput(report, &seen)?;
             handover(report, &seen, ["handoff_us", "handoff_p99_us"], [60.0, 100.0]);
         }
         if set.name == "eight_equal" {
@@ -100,12 +96,12 @@ pub fn run(
     report.figure("share_error_1s_pp", "share error over 1 s", "pp", second, 1.0);
     report.figure("share_error_10s_pp", "share error over 10 s", "pp", ten, 0.5);
     report.put("share_detail", Value::Object(detail));
-    conservation(artefacts, report, timeouts)?;
+    conservation(report, timeouts)?;
     // Before everything else on the machine, what is beside it says nothing.
     if crate::machine::goes_first() {
         return Ok(());
     }
-    loaded(artefacts, report, timeouts)
+    loaded(report, timeouts)
 }
 
 fn worst(errors: &[f64]) -> f64 {
@@ -139,9 +135,9 @@ fn handover(report: &mut Report, seen: &Seen, keys: [&str; 2], most: [f64; 2]) {
 }
 
 /// All work done under contention to what one does alone, in the same time.
-fn throughput(artefacts: &Artefacts, report: &mut Report, seen: &Seen) -> anyhow::Result<()> {
+fn throughput(report: &mut Report, seen: &Seen) -> anyhow::Result<()> {
     crate::note("throughput");
-    let alone = scenario::watch(artefacts, &SETS[0].tenants()[..1], Gate::Bare, BARE)?;
+    let alone = scenario::watch(&SETS[0].tenants()[..1], Gate::Bare, BARE)?;
     let rate = |seen: &Seen| seen.account.rates().iter().sum::<f64>();
     let ratio = rate(seen) / rate(&alone);
     report.at_least("aggregate_throughput", "two backlogged, to one alone", "", ratio, 0.98);
@@ -149,19 +145,15 @@ fn throughput(artefacts: &Artefacts, report: &mut Report, seen: &Seen) -> anyhow
 }
 
 /// A quarter of the GPU, and a neighbour that is there and wants nothing.
-fn conservation(
-    artefacts: &Artefacts,
-    report: &mut Report,
-    timeouts: &mut Timeouts,
-) -> anyhow::Result<()> {
+fn conservation(report: &mut Report, timeouts: &mut Timeouts) -> anyhow::Result<()> {
     crate::note("work conservation");
     let length = Duration::from_secs(3);
     let idle = Spec::new(75.0, &["--kernel-us=10", "--rate=0.001"]);
     let tenants = [backlog(25.0, "20,200,1000"), idle];
     let mut ratios = Vec::new();
     for _ in 0..3 {
-        let bare = scenario::watch(artefacts, &tenants[..1], Gate::Bare, length)?;
-        let seen = scenario::watch(artefacts, &tenants, Gate::Tessera, length)?;
+        let bare = scenario::watch(&tenants[..1], Gate::Bare, length)?;
+        let seen = scenario::watch(&tenants, Gate::Tessera, length)?;
         timeouts.0 += seen.timeouts;
         ratios.push(seen.account.rates()[0] / bare.account.rates()[0]);
     }
@@ -173,17 +165,13 @@ fn conservation(
 }
 
 /// The same beside a load of two a CPU: hand-overs, shares, a strict cap, and how long a server waits.
-fn loaded(
-    artefacts: &Artefacts,
-    report: &mut Report,
-    timeouts: &mut Timeouts,
-) -> anyhow::Result<()> {
+fn loaded(report: &mut Report, timeouts: &mut Timeouts) -> anyhow::Result<()> {
     crate::note("on busy CPUs");
     let spinners = Spinners::start(2 * std::thread::available_parallelism().map_or(1, usize::from));
-    let seen = scenario::watch(artefacts, &SETS[0].tenants(), Gate::Tessera, LENGTH)?;
+    let seen = scenario::watch(&SETS[0].tenants(), Gate::Tessera, LENGTH)?;
     let strict = [backlog(25.0, "200").strict()];
-    let cap = scenario::watch(artefacts, &strict, Gate::Tessera, BUSY)?;
-    let more = interference(artefacts)?;
+    let cap = scenario::watch(&strict, Gate::Tessera, BUSY)?;
+    let more = interference()?;
     drop(spinners);
     timeouts.0 += seen.timeouts + cap.timeouts;
     let keys = ["handoff_loaded_us", "handoff_loaded_p99_us"];
@@ -307,15 +295,15 @@ fn patterns() -> Vec<Pattern> {
 }
 
 /// Measures how much of the time the GPU works for them, beside what it does without Tessera.
-pub fn busy(artefacts: &Artefacts, report: &mut Report) -> anyhow::Result<()> {
+pub fn busy(report: &mut Report) -> anyhow::Result<()> {
     let mut detail = Map::new();
     for Pattern { key, what, least, of_bare, tenants } in patterns() {
         crate::note(what);
         let mut ratios = Vec::new();
         let mut rows = Vec::new();
         for _ in 0..3 {
-            let bare = scenario::watch(artefacts, &tenants, Gate::Bare, BUSY / 2)?.account;
-            let seen = scenario::watch(artefacts, &tenants, Gate::Tessera, BUSY)?.account;
+            let bare = scenario::watch(&tenants, Gate::Bare, BUSY / 2)?.account;
+            let seen = scenario::watch(&tenants, Gate::Tessera, BUSY)?.account;
             let busy = |rates: &[f64]| rates.iter().sum::<f64>();
             ratios.push(busy(&seen.rates()) / if of_bare { busy(&bare.rates()) } else { 1.0 });
             rows.push(json!({ "rates": seen.rates(), "bare_rates": bare.rates() }));
@@ -329,23 +317,23 @@ pub fn busy(artefacts: &Artefacts, report: &mut Report) -> anyhow::Result<()> {
 
 /// The 99th percentile of a server's requests, half of a request's kernels each, 40 Poisson requests of 2 ms in a
 /// second: 8 % of the GPU.
-pub fn interfere(artefacts: &Artefacts, report: &mut Report) -> anyhow::Result<()> {
+pub fn interfere(report: &mut Report) -> anyhow::Result<()> {
     let what = "a server's p99 beside a backlog, 80/20";
     crate::note(what);
-    let (more, detail) = interference(artefacts)?;
+    let (more, detail) = interference()?;
     report.figure("interference_p99_80_pct", what, "% more", more, 10.0);
     report.put("interference_detail", detail);
     Ok(())
 }
 
 /// By how many percent it grows beside a backlog, and the medians of both.
-fn interference(artefacts: &Artefacts) -> anyhow::Result<(f64, Value)> {
+fn interference() -> anyhow::Result<(f64, Value)> {
     let server = Spec::new(80.0, &["--kernel-us=500,500,500,500", "--rate=40", "--poisson"]);
     let tenants = [server, backlog(20.0, "200")];
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        alone.push(serve(artefacts, &tenants[..1])?);
-        beside.push(serve(artefacts, &tenants)?);
+        alone.push(serve(&tenants[..1])?);
+        beside.push(serve(&tenants)?);
     }
     let (alone, beside) = (Sample::new(alone).median(), Sample::new(beside).median());
     let detail = json!({ "alone_us": alone, "beside_us": beside });
@@ -353,8 +341,8 @@ fn interference(artefacts: &Artefacts) -> anyhow::Result<(f64, Value)> {
 }
 
 /// The 99th percentile that the first of `tenants` says of its requests, microseconds.
-fn serve(artefacts: &Artefacts, tenants: &[Spec]) -> anyhow::Result<f64> {
-    let mut stage = Stage::set(artefacts, tenants, Gate::Tessera)?;
+fn serve(tenants: &[Spec]) -> anyhow::Result<f64> {
+    let mut stage = Stage::set(tenants, Gate::Tessera)?;
     let server = &mut stage.tenants[0];
     // What was served while others started is not looked at.
     server.signal(libc::SIGUSR1);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde_json::Value;
 
-use tessera_harness::Throttled;
+use tessera_harness::{Throttled, artefacts};
 use tessera_region::layout::PAGES_DIR_ENV;
 
 use super::machine::Machine;
@@ -73,9 +73,9 @@ pub struct Tenant {
 impl Tenant {
     /// Starts it, under the shim where it has pages.
     pub fn start(machine: &Machine, spec: &Spec, pages: Option<&Path>) -> anyhow::Result<Self> {
-        let mut command = Command::new(machine.artefacts.path("tessera-tenant"));
+        let mut command = Command::new(artefacts().tenant());
         if let Some(pages) = pages {
-            let shim = machine.artefacts.path("libtessera.so");
+            let shim = artefacts().shim();
             command.env("LD_PRELOAD", shim).env(PAGES_DIR_ENV, pages);
         }
         if spec.processes > 1 {

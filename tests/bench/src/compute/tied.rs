@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
+use tessera_harness::artefacts;
 
 use super::Report;
 use crate::stats::Sample;
-use crate::world::Artefacts;
 
 /// How long each program is at it, by its own clock.
 const LENGTH: Duration = Duration::from_secs(3);
@@ -44,14 +44,13 @@ struct Speeds {
 
 /// Where the programs run.
 struct Place {
-    artefacts: Artefacts,
     dir: TempDir,
     program: PathBuf,
 }
 
 impl Place {
     /// Compiles the program.
-    fn new(artefacts: &Artefacts) -> anyhow::Result<Self> {
+    fn new() -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("tessera-bench.").tempdir_in("/dev/shm")?;
         std::fs::write(dir.path().join("simgpu.toml"), MACHINE)?;
         std::fs::create_dir(dir.path().join("run"))?;
@@ -60,7 +59,7 @@ impl Place {
         let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
         cc.arg("-O1").arg("-o").arg(&program).arg(&source).args(["-ldl", "-lpthread"]);
         anyhow::ensure!(cc.status()?.success(), "{} does not compile", source.display());
-        Ok(Self { artefacts: artefacts.clone(), dir, program })
+        Ok(Self { dir, program })
     }
 
     fn speeds(&self, shape: &str) -> anyhow::Result<Speeds> {
@@ -83,7 +82,7 @@ impl Place {
         let mut command = match policy {
             None => Command::new(&self.program),
             Some(policy) => {
-                let mut run = Command::new(self.artefacts.path("tessera"));
+                let mut run = Command::new(artefacts().tessera());
                 run.args(["run", "--memory", "1GiB", "--context-overhead", "32MiB", "--cores"])
                     .args([&format!("{}", SHARE * 100.0), "--policy", policy, "--"])
                     .arg(&self.program);
@@ -98,7 +97,7 @@ impl Place {
     fn envs(&self) -> [(&'static str, PathBuf); 4] {
         let at = |name: &str| Path::join(self.dir.path(), name);
         [
-            ("LD_LIBRARY_PATH", self.artefacts.path("sim")),
+            ("LD_LIBRARY_PATH", artefacts().sim_dir()),
             ("SIMGPU_CONFIG", at("simgpu.toml")),
             ("SIMGPU_STATE", at("simgpu.state")),
             ("XDG_RUNTIME_DIR", at("run")),
@@ -132,8 +131,8 @@ impl Drop for Running {
 }
 
 /// Measures all shapes.
-pub fn run(artefacts: &Artefacts, report: &mut Report) -> anyhow::Result<()> {
-    let place = Place::new(artefacts)?;
+pub fn run(report: &mut Report) -> anyhow::Result<()> {
+    let place = Place::new()?;
     let (mut capped, mut beside, mut lost) = (Vec::new(), Vec::new(), Vec::new());
     let mut detail = Map::new();
     for shape in SHAPES {

@@ -101,7 +101,7 @@ impl Outcome {
 #[allow(clippy::cast_precision_loss, reason = "counts and bytes far below 2^53")]
 pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let mut outcome = Outcome::default();
-    let account = Account::open(world)?;
+    let account = Account::open()?;
     for api in Api::VARIANTS.iter().copied() {
         let tally = outcome.0.entry(api.into_str()).or_default();
         contended(world, &account, &[api], tally)?;
