@@ -56,13 +56,11 @@ pub const CASES: &[Case] = cases![
     dra::dra_claims_fill_one_gpu_before_the_next takes_claims,
     dra::dra_two_shares_of_one_gpu_are_held_apart_or_add_up takes_claims,
     dra::dra_claim_is_shared_by_pods takes_claims,
-    dra::dra_admin_sees_gpus_and_holds_no_share takes_claims,
     dra::dra_examples_run_as_they_are_written takes_claims,
     dra::dra_driver_is_away_while_pods_come_and_go takes_claims,
     dra::dra_kubelet_restarts_under_claims takes_claims,
     dra::dra_driver_is_updated_while_claims_come takes_claims,
     dra::dra_node_reboot_gives_every_claim_its_quota_again takes_claims,
-    dra::dra_nothing_is_left_of_claims takes_claims,
     rollout::plugin_is_killed_at_random_moments_of_pod_churn,
     rollout::nothing_is_left_behind,
 ];

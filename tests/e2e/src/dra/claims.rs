@@ -10,44 +10,20 @@ use crate::suite::Suite;
 use crate::wait::{self, Look};
 
 #[derive(Clone, Debug)]
-pub struct Request {
-    name: String,
-    exactly: Value,
-}
+pub struct Request(Value);
 
 impl Request {
     /// A share of a GPU, of the sizes that the driver's policy gives by default.
     pub fn new(name: &str) -> Self {
-        let exactly = json!({"deviceClassName": CLASS});
-        Self { name: name.to_owned(), exactly }
+        Self(json!({"name": name, "exactly": {"deviceClassName": CLASS}}))
     }
 
     /// A share of so much memory (a quantity) and so many percent of the GPU's time.
     pub fn share(name: &str, memory: &str, cores: u32) -> Self {
         let mut share = Self::new(name);
-        share.exactly["capacity"] =
+        share.0["exactly"]["capacity"] =
             json!({"requests": {"memory": memory, "cores": cores.to_string()}});
         share
-    }
-
-    /// Of devices that fit this CEL expression.
-    pub fn of(mut self, cel: &str) -> Self {
-        self.exactly["selectors"] = json!([{"cel": {"expression": cel}}]);
-        self
-    }
-
-    pub fn of_gpu(self, uuid: &str) -> Self {
-        self.of(&format!("device.attributes[\"{DRIVER}\"].uuid == \"{uuid}\""))
-    }
-
-    /// To watch the GPU, not to share it.
-    pub fn admin(mut self) -> Self {
-        self.exactly["adminAccess"] = json!(true);
-        self
-    }
-
-    fn object(&self) -> Value {
-        json!({"name": self.name, "exactly": self.exactly})
     }
 }
 
@@ -56,7 +32,7 @@ pub struct Claim(Value);
 
 impl Claim {
     pub fn of(requests: &[Request]) -> Self {
-        let requests: Vec<_> = requests.iter().map(Request::object).collect();
+        let requests: Vec<_> = requests.iter().map(|request| &request.0).collect();
         Self(json!({"devices": {"requests": requests}}))
     }
 
@@ -74,25 +50,20 @@ impl Claim {
 
     /// Creates a template of this name, of which each pod gets a claim of its own.
     pub fn create_template(&self, suite: &Suite<'_>, name: &str) -> Result<()> {
-        self.create_template_in(suite, NAMESPACE, name)
-    }
-
-    /// [`Claim::create_template`] in another namespace.
-    pub fn create_template_in(&self, suite: &Suite<'_>, ns: &str, name: &str) -> Result<()> {
-        put(suite, "ResourceClaimTemplate", [ns, name], &json!({"spec": self.0}))
+        put(suite, "ResourceClaimTemplate", name, &json!({"spec": self.0}))
     }
 
     /// Creates a claim of this name, for several pods.
     pub fn create(&self, suite: &Suite<'_>, name: &str) -> Result<()> {
-        put(suite, "ResourceClaim", [NAMESPACE, name], &self.0)
+        put(suite, "ResourceClaim", name, &self.0)
     }
 }
 
-fn put(suite: &Suite<'_>, kind: &str, [namespace, name]: [&str; 2], spec: &Value) -> Result<()> {
+fn put(suite: &Suite<'_>, kind: &str, name: &str, spec: &Value) -> Result<()> {
     suite.kubectl.create_all(vec![json!({
         "apiVersion": "resource.k8s.io/v1",
         "kind": kind,
-        "metadata": {"name": name, "namespace": namespace},
+        "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": spec,
     })])
 }

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use crate::cases::delivery::check_fill;
 use crate::cases::rollout::{filled, wait_until_over};
-use crate::deploy::{CONTEXT_BYTES, NAMESPACE};
+use crate::deploy::CONTEXT_BYTES;
 use crate::dra::claims::{self, Claim, Source};
-use crate::dra::{mode, slices};
+use crate::dra::mode;
 use crate::host;
 use crate::pods::{Container, Pod, Restart};
 use crate::suite::{Server, Suite};
@@ -190,22 +190,5 @@ pub fn dra_node_reboot_gives_every_claim_its_quota_again(suite: &Suite<'_>) -> R
     }
     let next = claims::pod(suite, "next", &Claim::share("256Mi", 5))?;
     ensure!(next.gpu()?.free == (256 << 20) - CONTEXT_BYTES, "{:?}", next.gpu()?);
-    Ok(())
-}
-
-/// What is left of many pods that came and went with claims: nothing.
-pub fn dra_nothing_is_left_of_claims(suite: &Suite<'_>) -> Result<()> {
-    mode::published(suite)?;
-    Claim::share("512Mi", 10).create_template(suite, "brief")?;
-    (0..10).try_for_each(|n| create_brief(suite, "brief", n, "512Mi"))?;
-    check_brief(suite, "brief", 10, 512 << 20)?;
-    // In an orderly way, through kubelet.
-    suite.kubectl.run(&["delete", "pods", "--all", "-n", NAMESPACE, "--wait=false"])?;
-    claims::remove_all(suite)?;
-    crate::invariants::nothing_is_left(suite)?;
-    let files = suite.host(&format!("grep -ls 'tessera.dev/share' {CDI}/* || true"))?;
-    ensure!(files.trim().is_empty(), "CDI files stay: {files}");
-    ensure!(slices::devices(suite)?.len() == 2);
-    ensure!(sold(suite)? == 0, "{} bytes are sold", sold(suite)?);
     Ok(())
 }

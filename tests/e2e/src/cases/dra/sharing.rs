@@ -1,14 +1,12 @@
 //! Several containers, pods or shares of one claim.
 
-use anyhow::{Context, Result, ensure};
-use serde_json::json;
+use anyhow::{Result, ensure};
 
 use crate::cases::delivery::check_fill;
-use crate::deploy::{CONTEXT_BYTES, SIM_ON_NODE};
+use crate::deploy::CONTEXT_BYTES;
 use crate::dra::claims::{self, Claim, Request, Source};
-use crate::dra::{mode, slices};
-use crate::kubectl::Applied;
-use crate::pods::{Container, Pod, Restart};
+use crate::dra::mode;
+use crate::pods::Container;
 use crate::suite::Suite;
 use crate::wait::{self, Look};
 
@@ -73,49 +71,4 @@ pub fn dra_claim_is_shared_by_pods(suite: &Suite<'_>) -> Result<()> {
         let left = suite.plugin.status()?["allocations"].clone();
         Ok(Look::when(left.as_array().is_some_and(Vec::is_empty), left.to_string()))
     })
-}
-
-/// A monitor sees the GPUs whole, and takes nothing from those who share them.
-pub fn dra_admin_sees_gpus_and_holds_no_share(suite: &Suite<'_>) -> Result<()> {
-    const ADMINS: &str = "tessera-e2e-admins";
-    let all = mode::published(suite)?;
-    let label = ("resource.kubernetes.io/admin-access", "true");
-    let _namespace = Applied::namespace(suite.kubectl, ADMINS, label)?;
-    let watch = Claim::of(&[Request::new("gpu").of_gpu(&all[0].uuid).admin()]);
-    watch.create_template_in(suite, ADMINS, "watch")?;
-    let main = [Container::idle("main", 0).claiming(None)];
-    let mut monitor =
-        claims::manifest("monitor", Restart::Always, Source::Template("watch"), &main);
-    monitor["metadata"]["namespace"] = json!(ADMINS);
-    wait::until("the namespace's service account is there", wait::LIMIT, || {
-        Ok(Look::worked(suite.kubectl.create_pod(&monitor)))
-    })?;
-    wait::until("the monitor runs", wait::LIMIT, || {
-        let status = suite.kubectl.get(&["pod", "monitor", "-n", ADMINS])?["status"].clone();
-        Ok(Look::when(status["containerStatuses"][0]["ready"] == true, status.to_string()))
-    })?;
-    // All that is published fits beside it.
-    let whole = Request::share("gpu", &all[0].memory.to_string(), 100).of_gpu(&all[0].uuid);
-    let whole = claims::pod(suite, "whole", &Claim::of(&[whole]))?;
-    check_fill(whole.fill(all[0].memory)?, all[0].memory)?;
-    let look = ["tessera-tenant", "info"];
-    let info = suite.kubectl.try_exec([ADMINS, "monitor", "main"], &look)?.success("info")?;
-    let info: serde_json::Value = serde_json::from_str(&info).context("tessera-tenant info")?;
-    let devices = info["devices"].as_array().context("devices")?;
-    ensure!(devices.len() == 1 && devices[0]["uuid"] == all[0].uuid.as_str(), "{info}");
-    ensure!(devices[0]["mem_get_info"]["total"] == 4 * GIB, "not the whole GPU: {info}");
-    let status = suite.plugin.status()?;
-    let sold: u64 = status["gpus"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(|gpu| gpu["memory_limits_bytes"].as_u64())
-        .sum();
-    ensure!(sold == all[0].memory, "{sold} bytes are sold: {}", status["gpus"]);
-    // Without the namespace's label nobody is an admin.
-    let refused = watch.create_template(suite, "watch").err().context("anybody may watch")?;
-    ensure!(format!("{refused:#}").contains("admin access"), "{refused:#}");
-    ensure!(suite.host(&format!("ls {SIM_ON_NODE}"))?.contains("libcuda.so.1"), "the simulator");
-    ensure!(slices::devices(suite)?.len() == 2);
-    Pod::named(suite.kubectl, "whole").delete()
 }
