@@ -1,13 +1,12 @@
 //! Tenants that lie, flood, or send what is no message.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tessera_region::layout::GATE_CLOSED;
-use tessera_region::session::{Kind, Message};
+use tessera_region::session::Message;
 
-use tessera_harness::gate_tenants::{Peer, Tenant, Worker, arbiter};
-use tessera_harness::{in_own_process, until};
+use tessera_harness::gate_tenants::{Peer, Tenant, arbiter};
+use tessera_harness::until;
 
 #[test]
 fn a_lie_about_draining_ends_nothing() {
@@ -67,69 +66,6 @@ fn a_flood_is_slowed_down() {
         until("it is slowed down", || flooder.share(&arbiter).violations.throttled > 3);
         arbiter.release("flooder");
     });
-}
-
-/// Resident memory of this process, KiB.
-fn rss_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.split_whitespace().next().unwrap().parse().unwrap()
-}
-
-/// Says something new of this kind all the time, and connects again whenever it is dropped.
-fn say_without_end(tenant: &Tenant, kind: Kind, first: u64, said: &AtomicU64, stop: &AtomicBool) {
-    let mut number = first;
-    while !stop.load(Ordering::Relaxed) {
-        let Ok(peer) = Peer::try_connect(tenant.path()) else { continue };
-        // What is said before a hello is tried as well.
-        let peer = if number.is_multiple_of(2) { peer.hello() } else { peer };
-        let mut is_heard = true;
-        while is_heard && !stop.load(Ordering::Relaxed) {
-            number += 1;
-            is_heard = peer.say(Message::specimen(kind, number));
-            said.fetch_add(u64::from(is_heard), Ordering::Relaxed);
-        }
-    }
-}
-
-#[test]
-fn no_kind_of_message_grows_the_arbiter_or_stops_the_others() {
-    if !in_own_process("hostile::no_kind_of_message_grows_the_arbiter_or_stops_the_others") {
-        return;
-    }
-    let arbiter = arbiter();
-    let (a, b) = (Tenant::new("a", 500).at(&arbiter), Tenant::new("b", 250).at(&arbiter));
-    let _workers = [Worker::new(&a), Worker::new(&b)];
-    let mut seen = Vec::new();
-    for round in 0..3 {
-        for &kind in Kind::ALL {
-            let flooder = Tenant::new("flooder", 250).at(&arbiter);
-            let (said, stop) = (AtomicU64::new(0), AtomicBool::new(false));
-            std::thread::scope(|scope| {
-                for first in 0..3 {
-                    let (flooder, said, stop) = (&flooder, &said, &stop);
-                    let first = first << 40 | first;
-                    scope.spawn(move || say_without_end(flooder, kind, first, said, stop));
-                }
-                let name = format!("{kind:?}");
-                until(&format!("so many of {name}"), || said.load(Ordering::Relaxed) > 10_000);
-                let leases = || [&a, &b].map(|tenant| tenant.share(&arbiter).totals.leases);
-                let before = leases();
-                until(&format!("others go on beside {name}"), || {
-                    let now = leases();
-                    now[0] > before[0] + 10 && now[1] > before[1] + 10
-                });
-                stop.store(true, Ordering::Relaxed);
-                arbiter.release("flooder");
-            });
-            let shares = [&a, &b].map(|tenant| tenant.share(&arbiter).share.millis);
-            assert_eq!(shares, [500, 250], "{kind:?}");
-        }
-        seen.push((round, rss_kib()));
-    }
-    // All that is ever needed was there after the first round.
-    let grown = seen[2].1.saturating_sub(seen[0].1);
-    assert!(grown < 2048, "{grown} KiB more after as many messages again: {seen:?}");
 }
 
 #[test]
