@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use tessera_harness::metrics::{OPEN, request};
+use tessera_harness::metrics::get;
 use tokio::time::sleep;
 
 use crate::node::{self, NAMESPACE, Node, Setup};
@@ -74,7 +74,7 @@ async fn load(node: &Node, address: SocketAddr) -> anyhow::Result<Sample> {
 }
 
 pub(crate) async fn scrape(address: SocketAddr) -> anyhow::Result<()> {
-    let answer = request(address, "GET", "/metrics", "").await;
+    let answer = get(address, "/metrics").await;
     anyhow::ensure!(answer.status == 200, "{}", answer.head);
     Ok(())
 }

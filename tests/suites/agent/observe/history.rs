@@ -7,7 +7,7 @@ use tessera_region::account::Account;
 use tessera_region::layout::Kind;
 use tessera_region::quota::QuotaReader;
 use tessera_region::usage::UsageMap;
-use tessera_view::change::{CordonRequest, SetQuotaRequest};
+use tessera_view::change::SetQuotaRequest;
 use tessera_view::explain::{Explanation, Story};
 use tessera_view::history::Answer;
 use tessera_web::client::{ClientError, query};
@@ -71,27 +71,6 @@ async fn a_pod_that_is_gone_is_found_by_its_name_also_after_a_restart() {
     let error = ask(&node, "chta").await.unwrap_err();
     assert_eq!(error.exit(), 1);
     assert!(error.to_string().contains("nothing is called \"chta\""), "{error}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_gpus_history_has_its_tenants_and_cordons() {
-    let node = TestNode::start().await;
-    let admitted = node.start_pod("chat-0", 1).await;
-    let request = CordonRequest { gpu: "0".into(), reason: "fans".into(), ..Default::default() };
-    admin(node.dir.path()).call(&request).await.unwrap();
-    let cordoned = |answer: &Answer| {
-        let points = answer.gpus.iter().flat_map(|gpu| &gpu.points);
-        points.last().is_some_and(|point| point.cordoned_seconds > 0.0)
-            && answer.tenants.iter().any(|one| one.pod == "chat-0")
-    };
-    let answer = answer_until(&node, "0", cordoned).await;
-    assert_eq!(answer.gpus[0].index, Some(0));
-    let event = answer.events.iter().find(|event| event.what == "cordoned").unwrap();
-    assert!(event.text.contains("fans"), "{event:?}");
-    // By the beginning of its id, too.
-    let id = id_of(&admitted.ids);
-    let answer = answer_until(&node, &id.as_str()[..8], |answer| !answer.tenants.is_empty()).await;
-    assert!(answer.gpus.is_empty() && answer.tenants[0].id == id.as_str());
 }
 
 #[tokio::test(flavor = "multi_thread")]
