@@ -2,11 +2,11 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
+use tessera_harness::Background;
 use tessera_harness::gate_tenants::{Peer, Tenant, arbiter};
 use tessera_region::layout::{GATE_CLOSED, gate_epoch, gate_state};
 use tessera_region::quota::QuotaWriter;
@@ -70,35 +70,12 @@ fn measure(open_ns: &AtomicU64) -> f64 {
     open as f64 / began.elapsed().as_nanos() as f64
 }
 
-/// A thread that ends when this is dropped.
-struct Running {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Running {
-    fn start(run: impl FnOnce(&AtomicBool) + Send + 'static) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        Running { stop, thread: Some(std::thread::spawn(move || run(&stopped))) }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
 /// A process with work without end: it wants at every closing, after it has drained if it `drains`, and adds up for
 /// how long it may work.
-fn worker(dir: &Path, open_ns: &Arc<AtomicU64>, drains: bool) -> anyhow::Result<Running> {
+fn worker(dir: &Path, open_ns: &Arc<AtomicU64>, drains: bool) -> anyhow::Result<Background> {
     let (page, open_ns) = (QuotaWriter::open(dir)?, Arc::clone(open_ns));
     let peer = Peer::connect(dir).hello();
-    Ok(Running::start(move |stop| {
+    Ok(Background::new(move |stop| {
         let (mut seen, mut opened) = (None, Instant::now());
         while !stop.load(Ordering::Relaxed) {
             let word = page.gate(0);
@@ -122,9 +99,9 @@ fn worker(dir: &Path, open_ns: &Arc<AtomicU64>, drains: bool) -> anyhow::Result<
 
 /// A process that says something new of this kind without end, as fast as it is heard, and connects again when it is
 /// dropped; or, without a kind, is there.
-fn flood(dir: &Path, kind: Option<Kind>) -> Running {
+fn flood(dir: &Path, kind: Option<Kind>) -> Background {
     let (dir, mut peer) = (dir.to_owned(), Peer::connect(dir).hello());
-    Running::start(move |stop| {
+    Background::new(move |stop| {
         let mut number = 0;
         while !stop.load(Ordering::Relaxed) {
             let Some(kind) = kind else {

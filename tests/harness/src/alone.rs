@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::process::Command;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,30 @@ pub fn in_own_process(test: &str) -> bool {
         "{test} failed in a process of its own"
     );
     false
+}
+
+/// A thread that is told to end, and waited for, when this is dropped.
+#[derive(Debug)]
+pub struct Background {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Background {
+    /// Does this until the flag is set.
+    pub fn new(run: impl FnOnce(&AtomicBool) + Send + 'static) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        Self { stop, thread: Some(std::thread::spawn(move || run(&stopped))) }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        // One that has panicked has said so.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
 }
 
 /// Processes that use all the CPU that they get; ended when dropped.

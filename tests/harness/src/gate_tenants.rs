@@ -4,7 +4,6 @@ use std::io::IoSlice;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -22,7 +21,7 @@ use tessera_region::layout::{
 use tessera_region::quota::{GpuQuota, Policy, QuotaReader, QuotaWriter};
 use tessera_region::session::Message;
 
-use crate::{Pages, settles, until};
+use crate::{Background, Pages, settles, until};
 
 /// What a process says first.
 pub const HELLO: Message = Message::Hello { slot: 0, pid: 1, generation: 1 };
@@ -214,10 +213,15 @@ fn work_as(dir: &Path, peer: &Peer, stop: &AtomicBool) {
     }
 }
 
-/// A backlogged process in a thread of this one.
+/// Such a process with these pages, in a thread of this one.
+pub fn working(dir: &Path) -> Background {
+    let dir = dir.to_owned();
+    Background::new(move |stop| work(&dir, stop))
+}
+
+/// A backlogged process of a tenant, in a thread of this one.
 pub struct Worker {
-    stop: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    _thread: Background,
 }
 
 impl Worker {
@@ -233,17 +237,8 @@ impl Worker {
     }
 
     fn with(tenant: &Tenant, peer: Peer) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, dir) = (Arc::clone(&stop), tenant.path().to_owned());
-        let thread = std::thread::spawn(move || work_as(&dir, &peer, &stopped));
-        Worker { stop, thread: Some(thread) }
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        let _ = self.thread.take().unwrap().join();
+        let dir = tenant.path().to_owned();
+        Worker { _thread: Background::new(move |stop| work_as(&dir, &peer, stop)) }
     }
 }
 

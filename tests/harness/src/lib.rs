@@ -47,7 +47,9 @@ pub mod plugin;
 #[cfg(feature = "plugin")]
 pub mod scripted;
 
-pub use alone::{Spinners, Throttled, again, alone, beside, in_own_process, settles, until};
+pub use alone::{
+    Background, Spinners, Throttled, again, alone, beside, in_own_process, settles, until,
+};
 pub use arbiter::{Arbiter, Heard, monotonic_ns};
 pub use artefacts::{Artefacts, CProgram, artefacts, compile_c, copy, target_dir, workspace};
 pub use child::{Conversation, Output, Owned, Preloaded, Reply, Running, can_contain, stop};

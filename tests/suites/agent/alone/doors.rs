@@ -9,11 +9,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tessera_harness::alone;
 use tessera_harness::plugin::{Simulated, connect, stderr, until};
+use tessera_harness::{Background, alone};
 
 /// Metrics at a port of their own.
 const METRICS: &str = "replicas = 16\nmemory = \"256Mi\"\n[ledger]\nfsync = false\n[metrics]\n\
@@ -138,18 +137,17 @@ const TURN: Duration = Duration::from_millis(5);
 
 /// A flood, until it is dropped.
 struct Flood {
-    stop: Arc<AtomicBool>,
     connections: Arc<AtomicU64>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Background,
 }
 
 impl Flood {
     /// So many connections a second, which take all manners in turn.
     fn start(address: SocketAddr, rate: u64) -> Self {
-        let (stop, connections) = (Arc::new(AtomicBool::new(false)), Arc::default());
-        let (ended, count) = (Arc::clone(&stop), Arc::clone(&connections));
-        let thread = std::thread::spawn(move || flood(address, rate, &manners(), &ended, &count));
-        Flood { stop, connections, thread: Some(thread) }
+        let connections: Arc<AtomicU64> = Arc::default();
+        let count = Arc::clone(&connections);
+        let run = move |stop: &AtomicBool| flood(address, rate, &manners(), stop, &count);
+        Flood { connections, _thread: Background::new(run) }
     }
 
     /// Waits until there have been so many connections.
@@ -158,15 +156,6 @@ impl Flood {
         while self.connections.load(Ordering::Relaxed) < count {
             assert!(began.elapsed() < Duration::from_secs(120), "nobody can connect");
             std::thread::sleep(TURN);
-        }
-    }
-}
-
-impl Drop for Flood {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
         }
     }
 }

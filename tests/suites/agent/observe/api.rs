@@ -3,12 +3,11 @@
 use std::fs::File;
 use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
-use tessera_harness::gate_tenants::work;
+use tessera_harness::Background;
+use tessera_harness::gate_tenants::working;
 use tessera_harness::metrics::{address, scrape, settings};
 use tessera_harness::plugin::{
     GIB, GPU, Held, SETTINGS, Tenant, TestNode, admin, bounded, stderr, tessera, until_async,
@@ -26,21 +25,19 @@ async fn node() -> (TestNode, Client) {
     (node, client)
 }
 
-/// Two pods on one GPU, which want all of it until the flag is set.
-async fn two_backlogs(node: &TestNode) -> (Arc<AtomicBool>, Vec<std::thread::JoinHandle<()>>) {
+/// Two pods on one GPU, which want all of it.
+async fn two_backlogs(node: &TestNode) -> Vec<Background> {
     let cordon = CordonRequest { gpu: "1".into(), ..Default::default() };
     admin(node.dir.path()).call(&cordon).await.unwrap();
     bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
-    let stop = Arc::new(AtomicBool::new(false));
     let mut workers = Vec::new();
     for name in ["one-0", "two-0"] {
         let Held { ids, pages } = node.start_pod(name, 1).await;
-        let stopped = Arc::clone(&stop);
-        workers.push(std::thread::spawn(move || work(&pages, &stopped)));
+        workers.push(working(&pages));
         let works = |one: &Allocation| one.compute.as_ref().is_some_and(|c| c.leased_us > 0);
         node.allocation_until(&ids, |one| one.holder.is_some() && works(one)).await;
     }
-    (stop, workers)
+    workers
 }
 
 /// Its intervals of these names on the first GPU: the tenant, from when and to when, in their order.
@@ -55,7 +52,7 @@ fn intervals(trace: &Trace, names: &[&str]) -> Vec<(f64, f64, u32)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trace_shows_both_tenants_of_a_gpu_in_turns_and_ends_with_whoever_asked() {
     let (node, client) = node().await;
-    let (stop, workers) = two_backlogs(&node).await;
+    let workers = two_backlogs(&node).await;
     // More that go before their answer comes than there may be at a time.
     for _ in 0..6 {
         let brief = client.clone().with_limit(Duration::from_millis(20));
@@ -83,10 +80,7 @@ async fn a_trace_shows_both_tenants_of_a_gpu_in_turns_and_ends_with_whoever_aske
     assert!(traced.status.success(), "{}", stderr(&traced));
     let said = String::from_utf8(traced.stdout).unwrap();
     assert!(said.contains("trace.json: 1.") && said.contains(" GPUs: 1, tenants: 2,"), "{said}");
-    stop.store(true, Ordering::Relaxed);
-    let joined =
-        tokio::task::spawn_blocking(|| workers.into_iter().for_each(|w| w.join().unwrap()));
-    joined.await.unwrap();
+    tokio::task::spawn_blocking(|| drop(workers)).await.unwrap();
 
     let text = std::fs::read(&file).unwrap();
     let trace: Trace = serde_json::from_slice(&text).unwrap();

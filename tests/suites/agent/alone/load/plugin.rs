@@ -4,13 +4,11 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 use tessera_harness::exposition::Exposition;
-use tessera_harness::gate_tenants::work;
+use tessera_harness::gate_tenants::working;
 pub use tessera_harness::metrics::{scrape, scrape_until};
 use tessera_harness::plugin::{GPU, Simulated, admin, bounded, pod, stderr, target, until};
 use tessera_harness::{CProgram, alone};
@@ -160,31 +158,6 @@ fn machine_ms() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis().try_into().unwrap()
 }
 
-/// Two containers that want the same GPU all the time.
-struct Wanting {
-    stop: Arc<AtomicBool>,
-    threads: Vec<std::thread::JoinHandle<()>>,
-}
-
-impl Wanting {
-    fn new(pages: &[std::path::PathBuf]) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let one = |pages: &std::path::PathBuf| {
-            let (pages, stop) = (pages.clone(), Arc::clone(&stop));
-            std::thread::spawn(move || work(&pages, &stop))
-        };
-        let threads = pages.iter().map(one).collect();
-        Wanting { stop, threads }
-    }
-}
-
-impl Drop for Wanting {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clock_that_jumps_by_hours_stops_nothing_and_loses_nothing() {
     let _alone = alone();
@@ -198,7 +171,8 @@ async fn a_clock_that_jumps_by_hours_stops_nothing_and_loses_nothing() {
         pages.push(plugin.run(name).await);
     }
     plugin.named(&stay).await;
-    let wanting = Wanting::new(&pages[..2]);
+    // Both want the same GPU all the time.
+    let wanting: Vec<_> = pages[..2].iter().map(|dir| working(dir)).collect();
     let admin = admin(plugin.node.dir.path());
     let generations: Vec<u64> =
         pages.iter().map(|dir| QuotaReader::attach(dir).unwrap().generation()).collect();

@@ -6,11 +6,9 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
-use tessera_harness::gate_tenants::work;
+use tessera_harness::gate_tenants::working;
 use tessera_harness::metrics::{address, get, say, scrape, settings};
 use tessera_harness::plugin::*;
 use tessera_harness::{Owned, external, workspace};
@@ -182,14 +180,7 @@ async fn autoscalers_see_what_the_plugin_did() {
     }
     let target = address(&node).await;
     let prometheus = Prometheus::start(&program, target).await;
-    let stop = Arc::new(AtomicBool::new(false));
-    let workers: Vec<_> = pages[..2]
-        .iter()
-        .map(|dir| {
-            let (dir, stop) = (dir.clone(), Arc::clone(&stop));
-            std::thread::spawn(move || work(&dir, &stop))
-        })
-        .collect();
+    let workers: Vec<_> = pages[..2].iter().map(|dir| working(dir)).collect();
 
     // Enough to make a rate of, while they contend.
     let wait = "tessera_container_gate_wait_seconds_total";
@@ -204,8 +195,7 @@ async fn autoscalers_see_what_the_plugin_did() {
         enough.then_some(())
     })
     .await;
-    stop.store(true, Ordering::Relaxed);
-    workers.into_iter().for_each(|worker| worker.join().unwrap());
+    drop(workers);
 
     // What Prometheus has seen last is what the plugin counted, to the last microsecond. All that follows is asked
     // of that instant: a scrape that comes late later on changes nothing.
