@@ -1,15 +1,17 @@
 //! An arbiter that does as the test says: the page's gate, `gate.sock`, and signs of life.
 
-use std::collections::HashMap;
-use std::ffi::c_int;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{self, AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr};
+use nix::time::{ClockId, clock_gettime};
 use tessera_region::layout::{ARBITER_GONE, GATE_CLOSED, GATE_OPEN, GATE_SOCKET, GATE_SOLO};
 use tessera_region::quota::{Policy, QuotaWriter};
 use tessera_region::session::{MESSAGE_BYTES, Message};
@@ -216,10 +218,8 @@ impl Drop for Arbiter {
 
 /// `CLOCK_MONOTONIC` in nanoseconds.
 pub fn monotonic_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a valid place.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every kernel has it");
+    u64::try_from(Duration::from(now).as_nanos()).expect("centuries")
 }
 
 fn serve(
@@ -228,104 +228,57 @@ fn serve(
     tell: &mpsc::Sender<(u32, Heard)>,
     stop: &AtomicBool,
 ) {
-    let mut peers: HashMap<c_int, (OwnedFd, u32)> = HashMap::new();
+    let mut peers: Vec<(OwnedFd, u32)> = Vec::new();
     while !stop.load(Ordering::SeqCst) {
         signs.set_arbiter(monotonic_ns());
-        let mut polled = vec![readable(listener.as_raw_fd())];
-        polled.extend(peers.keys().map(|fd| readable(*fd)));
-        let count = libc::nfds_t::try_from(polled.len()).expect("few");
-        // SAFETY: an array of that many.
-        unsafe { libc::poll(polled.as_mut_ptr(), count, 10) };
-        for poll in polled.into_iter().filter(|poll| poll.revents != 0) {
-            if poll.fd == listener.as_raw_fd() {
-                // SAFETY: a listening socket; no address is asked for.
-                let fd = unsafe {
-                    libc::accept4(
-                        poll.fd,
-                        std::ptr::null_mut(),
-                        std::ptr::null_mut(),
-                        libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
-                    )
-                };
-                if fd >= 0 {
-                    // SAFETY: a descriptor that nobody else has.
-                    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-                    let pid = peer(fd);
-                    peers.insert(fd, (socket, pid));
-                }
-            } else if let Some(pid) = peers.get(&poll.fd).map(|peer| peer.1)
-                && !hear(poll.fd, pid, tell)
-            {
-                let _ = tell.send((pid, Heard::Left));
-                peers.remove(&poll.fd);
+        let all = std::iter::once(listener).chain(peers.iter().map(|(peer, _)| peer));
+        let mut polled: Vec<_> =
+            all.map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN)).collect();
+        let _ = poll(&mut polled, 10_u8);
+        let ready: Vec<bool> = polled.iter().map(|poll| poll.any() == Some(true)).collect();
+        let mut at = 0;
+        peers.retain(|(peer, pid)| {
+            at += 1;
+            let stays = !ready[at] || hear(peer, *pid, tell);
+            if !stays {
+                let _ = tell.send((*pid, Heard::Left));
             }
+            stays
+        });
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        if ready[0]
+            && let Ok(fd) = socket::accept4(listener.as_raw_fd(), flags)
+        {
+            // SAFETY: a descriptor that nobody else has.
+            let peer = unsafe { OwnedFd::from_raw_fd(fd) };
+            let who = socket::getsockopt(&peer, PeerCredentials).expect("a Unix socket");
+            peers.push((peer, u32::try_from(who.pid()).expect("visible from here")));
         }
     }
 }
 
 /// Reads what is there; false at the end.
-fn hear(fd: c_int, pid: u32, tell: &mpsc::Sender<(u32, Heard)>) -> bool {
+fn hear(peer: &OwnedFd, pid: u32, tell: &mpsc::Sender<(u32, Heard)>) -> bool {
     loop {
         let mut packet = [0u8; MESSAGE_BYTES];
-        // SAFETY: room for the bytes that are asked for.
-        let read = unsafe { libc::recv(fd, packet.as_mut_ptr().cast(), packet.len(), 0) };
-        match usize::try_from(read) {
+        match socket::recv(peer.as_raw_fd(), &mut packet, MsgFlags::empty()) {
             Ok(0) => return false,
             Ok(_) => {
                 let message = Message::decode(&packet).expect("the shim's own message");
                 let _ = tell.send((pid, Heard::Said(message)));
             }
-            Err(_) => {
-                let error = std::io::Error::last_os_error();
-                return error.kind() == std::io::ErrorKind::WouldBlock;
-            }
+            Err(error) => return error == Errno::EAGAIN,
         }
     }
 }
 
-fn readable(fd: c_int) -> libc::pollfd {
-    libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
-}
-
-/// The pid of the process that connected.
-fn peer(fd: c_int) -> u32 {
-    let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut bytes = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("small");
-    // SAFETY: room for a ucred, and its size.
-    let asked = unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut who).cast(),
-            &raw mut bytes,
-        )
-    };
-    assert_eq!(asked, 0, "{}", std::io::Error::last_os_error());
-    u32::try_from(who.pid).expect("visible from here")
-}
-
 fn listen(path: &Path) -> OwnedFd {
     let _ = std::fs::remove_file(path);
-    let flags = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: no memory is passed.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, flags, 0) };
-    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: a descriptor that nobody else has.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: numbers only, for which zero is a value.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    address.sun_family = libc::sa_family_t::try_from(libc::AF_UNIX).expect("small");
-    let bytes = path.as_os_str().as_bytes();
-    assert!(bytes.len() < address.sun_path.len(), "{} is too long", path.display());
-    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
-        *to = from.cast_signed();
-    }
-    let size = libc::socklen_t::try_from(size_of::<libc::sockaddr_un>()).expect("small");
-    // SAFETY: an address of that size.
-    let bound = unsafe { libc::bind(fd, (&raw const address).cast(), size) };
-    assert_eq!(bound, 0, "{}: {}", path.display(), std::io::Error::last_os_error());
-    // SAFETY: no memory is passed.
-    assert_eq!(unsafe { libc::listen(fd, 128) }, 0);
-    socket
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let listener = socket::socket(AddressFamily::Unix, SockType::SeqPacket, flags, None);
+    let listener = listener.expect("a socket");
+    let address = UnixAddr::new(path).expect("a short path");
+    socket::bind(listener.as_raw_fd(), &address).expect("a directory of the test's");
+    socket::listen(&listener, Backlog::new(128).expect("few")).expect("it is bound");
+    listener
 }
