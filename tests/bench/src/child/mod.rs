@@ -31,9 +31,9 @@ pub fn main(task: &[String]) -> anyhow::Result<()> {
     match words[..] {
         ["launch"] => launch(),
         ["launch-each"] => launch_each(),
-        ["alloc-free"] => alloc_free(),
+        ["alloc-free"] => alloc_free(Api::Plain),
         ["alloc-async"] => alloc_async(),
-        ["array"] => array(),
+        ["array"] => alloc_free(Api::Array),
         ["mem-get-info"] => mem_get_info(),
         ["offload"] => offload(),
         ["race", threads] => race::run(threads.parse()?),
@@ -106,11 +106,11 @@ fn launch_each() -> anyhow::Result<()> {
     )
 }
 
-fn alloc_free() -> anyhow::Result<()> {
+fn alloc_free(api: Api) -> anyhow::Result<()> {
     let cuda = open()?;
     measure(
         || {
-            let block = cuda.allocate(Api::Plain, CHUNK, Stream::LEGACY).map_err(failed)?;
+            let block = cuda.allocate(api, CHUNK, Stream::LEGACY).map_err(failed)?;
             cuda.free(&block, Stream::LEGACY).map_err(failed)
         },
         || Ok(()),
@@ -126,17 +126,6 @@ fn alloc_async() -> anyhow::Result<()> {
     measure(
         || cuda.async_pair(size, stream).map_err(failed),
         || cuda.synchronise(stream).map_err(failed),
-    )
-}
-
-fn array() -> anyhow::Result<()> {
-    let cuda = open()?;
-    measure(
-        || {
-            let block = cuda.allocate(Api::Array, CHUNK, Stream::LEGACY).map_err(failed)?;
-            cuda.free(&block, Stream::LEGACY).map_err(failed)
-        },
-        || Ok(()),
     )
 }
 
