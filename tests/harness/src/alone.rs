@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -102,39 +102,18 @@ impl Spinners {
 /// Control").
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// Lets a process run for a part of each period and stops it for the rest, until dropped.
-#[derive(Debug)]
-pub struct Throttled {
-    end: Option<mpsc::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Throttled {
-    /// Of a process that its owner waits for after this is dropped; a negative number is a group's, as for kill(2).
-    pub fn new(pid: i32, part: f64) -> Self {
-        let (end, ended) = mpsc::channel::<()>();
-        let thread = std::thread::spawn(move || {
-            for (signal, part) in
-                [(libc::SIGSTOP, 1.0 - part), (libc::SIGCONT, part)].into_iter().cycle()
-            {
+/// Lets a process run for a part of each period and stops it for the rest, until dropped. Its owner waits for it after
+/// that; a negative number is a group's, as for kill(2).
+pub fn throttled(pid: i32, part: f64) -> Background {
+    Background::new(move |stop| {
+        while !stop.load(Ordering::Relaxed) {
+            for (signal, part) in [(libc::SIGSTOP, 1.0 - part), (libc::SIGCONT, part)] {
                 // SAFETY: kill has no memory effects; the process was not waited for, so the pid is its.
                 unsafe { libc::kill(pid, signal) };
-                if ended.recv_timeout(PERIOD.mul_f64(part)) != Err(mpsc::RecvTimeoutError::Timeout)
-                {
-                    return;
-                }
+                std::thread::sleep(PERIOD.mul_f64(part));
             }
-        });
-        Self { end: Some(end), thread: Some(thread) }
-    }
-}
-
-impl Drop for Throttled {
-    fn drop(&mut self) {
-        drop(self.end.take());
-        let thread = self.thread.take();
-        thread.into_iter().for_each(|thread| thread.join().expect("it ends"));
-    }
+        }
+    })
 }
 
 /// Awaits a condition that follows from an event elsewhere; the deadline only ends a failing test.

@@ -48,7 +48,7 @@ pub mod plugin;
 pub mod scripted;
 
 pub use alone::{
-    Background, Spinners, Throttled, again, alone, beside, in_own_process, settles, until,
+    Background, Spinners, again, alone, beside, in_own_process, settles, throttled, until,
 };
 pub use arbiter::{Arbiter, Heard, monotonic_ns};
 pub use artefacts::{Artefacts, CProgram, artefacts, compile_c, copy, target_dir, workspace};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde_json::Value;
 
-use tessera_harness::{Throttled, artefacts};
+use tessera_harness::{Background, artefacts, throttled};
 use tessera_region::layout::PAGES_DIR_ENV;
 
 use super::machine::Machine;
@@ -65,7 +65,7 @@ pub struct Tenant {
     /// The process group that all its processes are in.
     pub group: i32,
     /// Ends before the child does.
-    throttled: Option<Throttled>,
+    throttled: Option<Background>,
     child: Child,
     said: Arc<(Mutex<Vec<Value>>, Condvar)>,
 }
@@ -111,7 +111,7 @@ impl Tenant {
             }
         });
         let group = i32::try_from(child.id())?;
-        let throttled = (spec.cpus < CPUS).then(|| Throttled::new(-group, spec.cpus / CPUS));
+        let throttled = (spec.cpus < CPUS).then(|| throttled(-group, spec.cpus / CPUS));
         Ok(Self { spec: spec.clone(), group, throttled, child, said })
     }
 

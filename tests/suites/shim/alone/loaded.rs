@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use tessera_harness::{CProgram, Owned, SimGpu, Spinners, Throttled, alone, artefacts};
+use tessera_harness::{CProgram, Owned, SimGpu, Spinners, alone, artefacts, throttled};
 
 /// Four for each CPU of a small machine.
 const SPINNERS: usize = 8;
@@ -135,7 +135,7 @@ fn a_throttled_tenant_leaves_the_gpu_to_its_neighbour_and_gets_what_it_can_use()
     let limited = stage.backlog("50", "burst", false);
     let other = stage.backlog("50", "burst", false);
     // As in a container whose CPU limit is half a core and whose two threads spin.
-    let _throttled = Throttled::new(i32::try_from(limited.pid).expect("a pid"), 0.25);
+    let _throttled = throttled(i32::try_from(limited.pid).expect("a pid"), 0.25);
     let got = stage.got([&limited, &other]);
     println!("{got:?} thousandths");
     // 240 and 745 on two CPUs.
