@@ -20,7 +20,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
+use clap::Parser;
 use tessera_harness::Rng;
 
 use crate::cases::{CASES, Case};
@@ -29,61 +30,40 @@ use crate::deploy::Plugin;
 use crate::dra::mode;
 use crate::suite::Suite;
 
-const USAGE: &str = "\
-run [--list] [--keep] [--shuffle] [NAME...]
-
-  NAME       run only cases whose name contains one of these
-  --list     name the cases and run none
-  --keep     leave plugin, tenants and cluster as they are at the end
-  --shuffle  run the cases in another order each time; TESSERA_E2E_SEED repeats one
-
+const ENVIRONMENT: &str = "\
 KUBECONFIG          the cluster; unset: one is started with ../shared/cluster
-TESSERA_ARTEFACTS   the programs under test [target/shipped, by `make plugin`]";
+TESSERA_ARTEFACTS   the programs under test [target/shipped, by `make plugin`]
+TESSERA_E2E_SEED    the order of --shuffle, again";
 
+#[derive(clap::Parser)]
+#[command(name = "run", after_help = ENVIRONMENT)]
 struct Options {
+    /// Run only cases whose name contains one of these
+    #[arg(value_name = "NAME", value_parser = part_of_a_name)]
     names: Vec<String>,
+    /// Name the cases and run none
+    #[arg(long)]
     list: bool,
+    /// Leave plugin, tenants and cluster as they are at the end
+    #[arg(long)]
     keep: bool,
+    /// Run the cases in another order each time
+    #[arg(long)]
     shuffle: bool,
 }
 
-fn main() -> ExitCode {
-    let options = match parse(env::args().skip(1)) {
-        Ok(options) => options,
-        Err(error) => {
-            eprintln!("{error}\n\n{USAGE}");
-            return ExitCode::from(64);
-        }
-    };
-    if options.list {
-        CASES.iter().for_each(|case| println!("{}", case.name));
-        return ExitCode::SUCCESS;
-    }
-    match run(&options) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("e2e: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+fn part_of_a_name(text: &str) -> Result<String, &'static str> {
+    let found = CASES.iter().any(|case| case.name.contains(text));
+    found.then(|| text.to_owned()).ok_or("no case is named like it")
 }
 
-fn parse(args: impl Iterator<Item = String>) -> Result<Options> {
-    let mut options = Options { names: Vec::new(), list: false, keep: false, shuffle: false };
-    for arg in args {
-        match arg.as_str() {
-            "--list" => options.list = true,
-            "--keep" => options.keep = true,
-            "--shuffle" => options.shuffle = true,
-            flag if flag.starts_with('-') => bail!("unknown option {flag}"),
-            _ => options.names.push(arg),
-        }
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    if options.list {
+        CASES.iter().for_each(|case| println!("{}", case.name));
+        return Ok(ExitCode::SUCCESS);
     }
-    for name in &options.names {
-        ensure!(CASES.iter().any(|case| case.name.contains(name)), "no case is named like {name}");
-    }
-    Ok(options)
+    Ok(if run(&options)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Whether every case passed.
