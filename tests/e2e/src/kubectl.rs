@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -35,10 +35,7 @@ impl Kubectl {
 
     /// The output of a command, whatever its exit status.
     pub fn try_run(&self, args: &[&str], stdin: Option<&str>) -> Result<Output> {
-        let begun = Instant::now();
-        let output = process::run(&mut self.command(args), stdin, REQUEST);
-        wait::trace(&format!("kubectl {}", args.join(" ")), begun.elapsed());
-        output
+        process::run(&mut self.command(args), stdin, REQUEST)
     }
 
     /// Standard output of a command that has to succeed.

@@ -1,6 +1,5 @@
 //! Waiting on conditions, bounded, ended by an interrupt.
 
-use std::env;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -76,10 +75,7 @@ pub fn until<T>(
     let start = Instant::now();
     loop {
         let seen = match look().with_context(|| format!("while waiting until {what}"))? {
-            Look::Done(value) => {
-                trace(what, start.elapsed());
-                return Ok(value);
-            }
+            Look::Done(value) => return Ok(value),
             Look::NotYet(seen) => seen,
         };
         if interrupted() {
@@ -89,12 +85,5 @@ pub fn until<T>(
             bail!("{what}: not within {limit:?}; last seen: {seen}");
         }
         thread::sleep(BETWEEN_LOOKS);
-    }
-}
-
-/// Prints what took long, where `TESSERA_E2E_TRACE` asks for it: what to shorten, if anything.
-pub fn trace(what: &str, took: Duration) {
-    if env::var_os("TESSERA_E2E_TRACE").is_some() && took > BETWEEN_LOOKS {
-        println!("     {:5.1} s {what}", took.as_secs_f64());
     }
 }
