@@ -1,11 +1,14 @@
 //! Child processes that cannot outlive their time.
 
-use std::io::{Read, Write};
+use std::io::{Seek, Write};
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// What a finished process left.
 #[derive(Clone, Debug)]
@@ -33,46 +36,27 @@ impl Output {
 
 /// Runs `command` to its end, feeding it `stdin`.
 pub fn run(command: &mut Command, stdin: Option<&str>, limit: Duration) -> Result<Output> {
-    let mut child = command
-        .stdin(if stdin.is_some() { Stdio::piped() } else { Stdio::null() })
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot start {command:?}"))?;
-    let feeder = child.stdin.take().zip(stdin.map(str::to_owned)).map(|(mut pipe, text)| {
-        // A child that ends early closes the pipe; its exit status tells the rest.
-        thread::spawn(move || drop(pipe.write_all(text.as_bytes())))
-    });
-    let stdout = collect(child.stdout.take());
-    let stderr = collect(child.stderr.take());
-    let end = Instant::now() + limit;
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if Instant::now() > end {
-            child.kill()?;
-            child.wait()?;
-            bail!("{command:?} did not end within {limit:?}");
-        }
-        thread::sleep(Duration::from_millis(10));
-    };
-    if let Some(feeder) = feeder {
-        feeder.join().expect("the feeder does not panic");
+    let mut input = Stdio::null();
+    if let Some(text) = stdin {
+        let mut file = tempfile::tempfile()?;
+        file.write_all(text.as_bytes())?;
+        file.rewind()?;
+        input = file.into();
     }
-    let text = |reader: thread::JoinHandle<Vec<u8>>| {
-        String::from_utf8_lossy(&reader.join().expect("the reader does not panic")).into_owned()
+    command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
+    let pid = Pid::from_raw(i32::try_from(child.id())?);
+    let (ends, ended) = mpsc::channel();
+    thread::spawn(move || ends.send(child.wait_with_output()));
+    let Ok(output) = ended.recv_timeout(limit) else {
+        kill(pid, Signal::SIGKILL)?;
+        bail!("{command:?} did not end within {limit:?}");
     };
-    Ok(Output { code: status.code(), stdout: text(stdout), stderr: text(stderr) })
-}
-
-fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        if let Some(mut pipe) = pipe {
-            // What was read before an error is still the output.
-            let _ = pipe.read_to_end(&mut bytes);
-        }
-        bytes
+    let output = output?;
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Ok(Output {
+        code: output.status.code(),
+        stdout: text(output.stdout),
+        stderr: text(output.stderr),
     })
 }
