@@ -12,6 +12,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::{Pid, geteuid};
 use tempfile::TempDir;
 
 use crate::{PATIENCE, Pages, SimGpu, artefacts, compile_c, workspace};
@@ -301,12 +305,7 @@ pub fn can_contain() -> Result<(), String> {
 
 /// Root needs no user namespace, and has none in some containers.
 fn unshare_flags() -> &'static [&'static str] {
-    // SAFETY: geteuid has no preconditions.
-    if unsafe { libc::geteuid() } == 0 {
-        &["--mount"]
-    } else {
-        &["--user", "--map-root-user", "--mount"]
-    }
+    if geteuid().is_root() { &["--mount"] } else { &["--user", "--map-root-user", "--mount"] }
 }
 
 /// Kills a process group when its time is up.
@@ -345,22 +344,15 @@ impl Watchdog {
 
 /// Kills every process of the group that `leader`, not yet reaped, leads.
 fn kill_group(leader: u32) {
-    let leader = libc::pid_t::try_from(leader).expect("pids are positive and small");
-    // SAFETY: kill takes no memory. The group is one that `process_group(0)` made for a child of
-    // ours, and its number can't be reused because the child is not reaped before this.
-    unsafe { libc::kill(-leader, libc::SIGKILL) };
+    // The group is one that `process_group(0)` made for a child of ours. It may have ended by itself.
+    let _ = killpg(Pid::from_raw(leader.cast_signed()), Signal::SIGKILL);
 }
 
 /// Awaits a child's end without reaping it, so that its number stays its own.
 fn await_end(pid: u32) {
-    let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
-    // SAFETY: `info` is writable memory of the type that waitid fills.
-    while unsafe {
-        libc::waitid(libc::P_PID, pid, info.as_mut_ptr(), libc::WEXITED | libc::WNOWAIT)
-    } == -1
-    {
-        let error = std::io::Error::last_os_error();
-        assert_eq!(error.kind(), std::io::ErrorKind::Interrupted, "waitid({pid}): {error}");
+    let pid = Pid::from_raw(pid.cast_signed());
+    while let Err(error) = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {
+        assert_eq!(error, Errno::EINTR, "waitid({pid})");
     }
 }
 
@@ -376,9 +368,7 @@ fn collect(mut pipe: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
 /// Sends SIGSTOP to a child of this test's, and waits until its last thread has stopped: kill(2) returns before, and on
 /// another CPU a thread goes on for a moment.
 pub fn stop(pid: u32) {
-    let target = libc::pid_t::try_from(pid).expect("pids are small");
-    // SAFETY: a child of this test's that it has not reaped.
-    assert_eq!(unsafe { libc::kill(target, libc::SIGSTOP) }, 0);
+    kill(Pid::from_raw(pid.cast_signed()), Signal::SIGSTOP).expect("it is not reaped");
     let is_stopped = |task: fs::DirEntry| {
         let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
         // The state follows the name, which is in parentheses.
