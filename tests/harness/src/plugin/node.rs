@@ -97,14 +97,7 @@ impl TestNode {
 
     /// What the plugin as a whole says when it cannot start.
     pub fn try_app(&self) -> anyhow::Result<App> {
-        self.try_app_with(&self.config_text())
-    }
-
-    fn try_app_with(&self, config: &str) -> anyhow::Result<App> {
-        self.app_of(Config::parse(config)?)
-    }
-
-    fn app_of(&self, config: Config) -> anyhow::Result<App> {
+        let config = Config::parse(&self.config_text())?;
         app::start(config, Arc::clone(&self.gpus) as Arc<dyn Discovery>, self.timing())
     }
 
@@ -132,12 +125,7 @@ impl TestNode {
 
     /// Starts the plugin and waits for nothing.
     pub fn launch_plugin(&mut self) {
-        self.launch_plugin_with(&self.config_text());
-    }
-
-    /// With another configuration than [`TestNode::config_text`].
-    pub fn launch_plugin_with(&mut self, config: &str) {
-        let app = self.try_app_with(config).unwrap();
+        let app = self.try_app().unwrap();
         self.keep(app);
     }
 

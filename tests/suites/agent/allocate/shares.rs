@@ -163,10 +163,9 @@ async fn a_container_that_starts_names_what_its_adopted_pages_are() {
     node.stop_plugin().await;
     std::fs::remove_file(node.ledger()).unwrap();
     // PodResources is silent, and the configuration gives less now.
-    let silent = format!("{}/silent.sock", node.dir.path().display());
-    let socket = node.kubelet.pod_resources_socket().display().to_string();
-    let text = node.config_text().replace(&socket, &silent).replace("25%", "20%");
-    node.launch_plugin_with(&text);
+    std::fs::remove_file(node.kubelet.pod_resources_socket()).unwrap();
+    node.settings = LAYOUT.replace("25%", "20%");
+    node.launch_plugin();
     // Until then whose replicas the 20 GiB are is unknown; they count.
     offered(&node, 1, 4).await;
     pre_start(&node, SMALL, &small.device_ids).await.unwrap();
