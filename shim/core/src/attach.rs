@@ -16,7 +16,7 @@ use tessera_region::layout::{
     CONTAINER_PAGES_DIR, GATE_SOCKET, QUOTA_FILE, SESSION_SOCKET, USAGE_FILE,
 };
 use tessera_region::quota::QuotaReader;
-use tessera_region::share::{MAX_SHARES, NO_SHARE, Share, ShareSet, TOO_MANY_SHARES};
+use tessera_region::share::{MAX_SHARES, Share, ShareSet, TOO_MANY_SHARES};
 use tessera_region::usage::UsageMap;
 use tessera_region::{AttachError, in_dir};
 

@@ -1,8 +1,5 @@
 //! `tessera-page-server`: the page over a made-up fleet, for tests and developers of the page.
 //!
-//!     tessera-page-server [--listen 127.0.0.1:0] [--nodes 3] [--gpus 2] [--tenants 4] [--hostile] [--no-trouble]
-//!                         [--interval-ms 1000]
-//!
 //! The first line of its output is the page's address. Each line of its input is a command, and each command's answer
 //! is a line of JSON: `away NODE`, `back NODE`, `tick MILLISECONDS`, `fleet` (the model as it is), `refusals` (of all), `history NODE
 //! SUBJECT SINCE STEP`, `waste`, `stop`, `start`, `formats` (the table of formats). It ends with its
@@ -10,10 +7,10 @@
 
 use std::io::{BufRead, Write};
 use std::net::SocketAddr;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::Parser;
 use serde_json::{Value, json};
 use tessera_view::fixtures::{Layout, MadeUp};
 use tessera_view::fleet::Fleet;
@@ -23,55 +20,34 @@ use tessera_web::{Options, Server};
 
 mod formats;
 
+#[derive(Parser)]
 struct Asked {
-    layout: Layout,
+    #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
-    interval: Duration,
+    #[arg(long, default_value_t = 3)]
+    nodes: usize,
+    #[arg(long, default_value_t = 2)]
+    gpus: usize,
+    #[arg(long, default_value_t = 4)]
+    tenants: usize,
+    #[arg(long)]
+    hostile: bool,
+    #[arg(long)]
+    no_trouble: bool,
+    #[arg(long, default_value_t = 1000)]
+    interval_ms: u64,
 }
 
-fn main() -> ExitCode {
-    let outcome = asked(std::env::args().skip(1)).and_then(serve);
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("tessera-page-server: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn asked(mut words: impl Iterator<Item = String>) -> Result<Asked, String> {
-    let mut asked = Asked {
-        layout: Layout::default(),
-        listen: ([127, 0, 0, 1], 0).into(),
-        interval: Duration::from_secs(1),
-    };
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or_else(|| format!("{word} takes a value"));
-        let number =
-            |text: String| text.parse::<usize>().map_err(|error| format!("{text}: {error}"));
-        match word.as_str() {
-            "--listen" => asked.listen = value()?.parse().map_err(|e| format!("--listen: {e}"))?,
-            "--nodes" => asked.layout.nodes = number(value()?)?,
-            "--gpus" => asked.layout.gpus = number(value()?)?,
-            "--tenants" => asked.layout.tenants = number(value()?)?,
-            "--interval-ms" => asked.interval = Duration::from_millis(number(value()?)? as u64),
-            "--hostile" => asked.layout.hostile = true,
-            "--no-trouble" => asked.layout.trouble = false,
-            other => return Err(format!("unknown option {other}")),
-        }
-    }
-    Ok(asked)
-}
-
-fn serve(asked: Asked) -> Result<(), String> {
-    let fixture = Fixture::new(MadeUp::new(asked.layout));
+fn main() -> Result<(), String> {
+    let Asked { listen, nodes, gpus, tenants, hostile, no_trouble, interval_ms } = Asked::parse();
+    let layout = Layout { nodes, gpus, tenants, hostile, trouble: !no_trouble };
+    let fixture = Fixture::new(MadeUp::new(layout));
     let runtime =
         tokio::runtime::Builder::new_current_thread().build().map_err(|e| e.to_string())?;
     let start = |listen: SocketAddr| -> Result<(Server, SocketAddr), String> {
         let mut options = Options::new(Arc::new(fixture.clone()));
         options.listen = vec![listen];
-        options.interval = asked.interval;
+        options.interval = Duration::from_millis(interval_ms);
         options.report = Arc::new(|_, amiss| {
             if let Some(amiss) = amiss {
                 eprintln!("{amiss}");
@@ -81,7 +57,7 @@ fn serve(asked: Asked) -> Result<(), String> {
         let address = runtime.block_on(server.bound()).ok_or("it is not bound")?;
         Ok((server, address))
     };
-    let (first, address) = start(asked.listen)?;
+    let (first, address) = start(listen)?;
     let mut server = Some(first);
     say(&format!("http://{address}/"));
     for line in std::io::stdin().lock().lines() {
