@@ -143,16 +143,3 @@ memory = "8GiB"
 uuid = "GPU-7e55e7a0-0000-4000-8000-000000000001"
 memory = "8GiB"
 "#;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_default_machine_has_two_gpus_with_distinct_uuids() {
-        let sim = SimGpu::start_default();
-        assert_eq!(sim.gpu_count(), 2);
-        assert_ne!(sim.uuid(0), sim.uuid(1));
-        assert!(sim.uuid(0).starts_with("GPU-"));
-    }
-}
