@@ -91,13 +91,10 @@ impl SimGpu {
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         let line = text.lines().nth(gpu).expect("a line for each GPU");
-        let own = line.split("{\"pid\":").find(|entry| entry.starts_with(&format!("{pid},")));
-        let Some(own) = own else { return Worked::default() };
-        let field = |name: &str| {
-            let (_, rest) = own.split_once(&format!("\"{name}\":")).expect("a field of each");
-            let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
-            digits.parse::<u64>().expect("a number")
-        };
+        let account: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        let mut contexts = account["contexts"].as_array().into_iter().flatten();
+        let Some(own) = contexts.find(|one| one["pid"] == pid) else { return Worked::default() };
+        let field = |name: &str| own[name].as_u64().expect("a field of each");
         Worked {
             ns: field("busy_ns") - field("mark_ns"),
             kernels: field("kernels"),
