@@ -50,6 +50,75 @@ fn tenant(sim: &SimGpu, pages: &Pages, uuid: &str) -> Conversation {
 
 // === the simulated machine, bare ===
 
+/// NVML API reference, "Multi Instance GPU Management" and the notes on MIG in "Device Queries".
+#[test]
+fn nvml_has_handles_of_instances_as_documented() {
+    let sim = machine();
+    let out = nvml(bare().sim(&sim));
+    assert_eq!([out.value("gpu0.mode"), out.value("gpu1.mode")], ["0 1 1", "0 0 0"]);
+    // "Returns zero if MIG is not supported or enabled."
+    assert_eq!([out.value("gpu0.max"), out.value("gpu1.max")], ["0 7", "0 0"]);
+    // "NVML_ERROR_NOT_FOUND if no valid MIG device was found at index", "INVALID_ARGUMENT if index is invalid".
+    let handles = ["gpu0:0", "gpu0:1", "gpu0:2", "gpu0:6", "gpu0:7"].map(|key| out.value(key));
+    assert_eq!(handles, ["0", "0", "6", "6", "2"]);
+    assert_eq!([out.value("gpu0:0.uuid"), out.value("gpu0:1.uuid")], [SMALL, LARGE]);
+    assert_eq!(out.value("gpu0:1.name"), "Simulated H200 MIG 2g.4gb");
+    // "indices that can be passed to nvmlDeviceGetMigDeviceHandleByIndex".
+    assert_eq!([out.value("gpu0:1.index"), out.value("gpu1.index")], ["1", "1"]);
+    assert_eq!([out.value("gpu0:1.is_mig"), out.value("gpu0.is_mig")], ["1", "0"]);
+    assert_eq!([out.value("gpu0:0.gpu_instance"), out.value("gpu0:1.gpu_instance")], ["1", "2"]);
+    assert_eq!(out.value("gpu0:1.compute_instance"), "0");
+    assert_eq!(out.value("gpu0:1.parent"), PARENT);
+    // "The UUID of the target GPU or MIG instance".
+    assert_eq!([out.value("gpu0:1.by_uuid"), out.value("gpu0.by_uuid")], ["0 1", "0 1"]);
+    // Multiprocessors, slices of GPU and compute instance, MiB.
+    assert_eq!(out.value("gpu0:1.attributes"), "0 32 2 2 4096");
+    // "This API currently only supports MIG device handles."
+    assert!(out.value("gpu0.attributes").starts_with(NOT_SUPPORTED));
+    assert_eq!(out.value("gpu0.gpu_instance"), "error 3");
+    // "On MIG-enabled GPUs, querying device utilization rates is not currently supported."
+    let utilization = ["gpu0:1", "gpu0", "gpu1"].map(|of| out.value(&format!("{of}.utilization")));
+    assert_eq!(utilization, [NOT_SUPPORTED, NOT_SUPPORTED, "0"]);
+    // "does not currently support per-instance event reporting using MIG device handles".
+    assert_eq!([out.value("gpu0:1.event_types"), out.value("gpu0.event_types")], ["3", "0"]);
+    assert_eq!(out.value("gpu0:1.minor"), "error 3");
+    // Total, used, free, reserved: an instance's own, and of the GPU.
+    let total = 4 * GIB;
+    assert_eq!(out.value("gpu0:1.memory"), format!("{total} 0 {total} 0"));
+    // An H200's.
+    let (total, reserved) = (8 * GIB, 700 * MIB);
+    let free = total - reserved;
+    assert_eq!(out.value("gpu0.memory"), format!("{total} {reserved} {free} {reserved}"));
+}
+
+#[test]
+fn nvml_lists_processes_by_instance_and_all_of_them_on_the_gpu() {
+    let sim = machine();
+    let process = |uuid: &str| {
+        let program = Preloaded::bare(compile_c("calls")).sim(&sim);
+        let mut process = ready(program.env("CUDA_VISIBLE_DEVICES", uuid));
+        process.must("alloc 104857600");
+        process
+    };
+    let (small, large) = (process(SMALL), process(LARGE));
+    let out = nvml(bare().sim(&sim));
+    let on = |pid: u32, gi: u32| format!("{pid}/{gi}/0/164");
+    let (first, second) = (on(small.pid(), 1), on(large.pid(), 2));
+    assert_eq!(out.value("gpu0:0.processes"), format!("0 {first}"));
+    assert_eq!(out.value("gpu0:1.processes"), format!("0 {second}"));
+    // "if device handle is provided, the API returns aggregate information".
+    assert_eq!(out.value("gpu0.processes"), format!("0 {first} {second}"));
+    assert_eq!(out.value("gpu1.processes"), "0");
+    let used = |of: &str| {
+        let memory = out.value(&format!("{of}.memory")).split(' ').nth(1).map(str::parse::<u64>);
+        memory.unwrap().unwrap()
+    };
+    assert_eq!(
+        [used("gpu0:0"), used("gpu0:1"), used("gpu0")],
+        [164, 164, 2 * 164 + 700].map(|n| n * MIB)
+    );
+}
+
 /// MIG User Guide, "CUDA Device Enumeration"; CUDA Driver API, `cuDeviceGetUuid_v2`.
 #[test]
 fn cuda_sees_one_instance_and_knows_it_by_its_own_uuid() {
