@@ -39,6 +39,8 @@ struct Flight<P> {
     /// When the gate opened last, and what had been admitted by then.
     opened_ns: u64,
     opened: u64,
+    /// Whether the last look at the closed gate found more of it complete.
+    moves: bool,
     /// It may have launched without counting: before its hello, or at a gate that said SOLO.
     uncounted: bool,
 }
@@ -62,6 +64,10 @@ impl Words {
             closed: page.closed.load(Ordering::Relaxed),
             awake: page.awake.load(Ordering::Relaxed),
         }
+    }
+
+    fn complete(&self) -> u64 {
+        self.admitted.wrapping_sub(self.operations)
     }
 }
 
@@ -89,6 +95,7 @@ impl<P: std::ops::Deref<Target = FlightPage>> Flights<P> {
             lands_ns: None,
             opened_ns: now_ns,
             opened: seen.admitted,
+            moves: false,
             uncounted: true,
         };
         self.0.insert(process, flight);
@@ -105,13 +112,18 @@ impl<P: std::ops::Deref<Target = FlightPage>> Flights<P> {
 
     /// The closed gate is about to open.
     pub fn opens(&mut self, now_ns: u64) {
+        let mut launching = 0;
         for flight in self.0.values_mut() {
             let complete = flight.page.complete();
+            launching += u32::from(complete != flight.opened);
             flight.seen.admitted = flight.page.admitted.load(Ordering::Relaxed);
             // What was queued ahead is of this lease.
             (flight.opened_ns, flight.opened) = (now_ns, complete);
             flight.quiet_ns = (complete == flight.seen.admitted).then_some(now_ns);
             flight.page.opened_us.store(us(now_ns).max(1), Ordering::Relaxed);
+        }
+        for flight in self.0.values() {
+            flight.page.launching.store(launching, Ordering::Relaxed);
         }
     }
 
@@ -166,12 +178,18 @@ impl<P: std::ops::Deref<Target = FlightPage>> Flights<P> {
     pub fn landed(&mut self, now_ns: u64, word: u32) -> Vec<(u64, u64)> {
         // The gate was closed before, and what is admitted is read after.
         fence(Ordering::SeqCst);
-        let mut landed = Vec::new();
+        let (mut landed, mut moved) = (Vec::new(), 0);
         for (process, flight) in &mut self.0 {
+            let before = flight.seen.complete();
             if flight.has_landed(now_ns, word) {
                 landed.push((*process, flight.used_ns(now_ns)));
                 flight.uncounted = false;
             }
+            flight.moves = flight.seen.complete() != before;
+            moved += usize::from(flight.moves);
+        }
+        for flight in self.0.values().filter(|flight| moved > usize::from(flight.moves)) {
+            flight.page.elsewhere_us.store(us(now_ns), Ordering::Relaxed);
         }
         landed
     }
@@ -325,6 +343,44 @@ mod tests {
         page.begun_us.store(0, Ordering::SeqCst);
         page.settled.store(5, Ordering::SeqCst);
         assert_eq!(flights.landed(53 * MS, WORD), [(1, 3 * MS)], "it does not say");
+    }
+
+    #[test]
+    fn processes_are_told_how_many_of_them_launched_in_the_last_lease() {
+        let pages = [(); 3].map(|()| Box::new(FlightPage::unseen()));
+        let mut flights = Flights::default();
+        (1..).zip(&pages).for_each(|(process, page)| flights.insert(0, process, &**page));
+        for (lease, launching) in [[1, 1, 0], [0, 1, 0], [0, 0, 0]].into_iter().zip([2, 1, 0]) {
+            for (page, operations) in pages.iter().zip(lease) {
+                page.admitted.fetch_add(operations, Ordering::SeqCst);
+                page.settled.fetch_add(operations, Ordering::SeqCst);
+            }
+            flights.opens(10 * MS);
+            let told = pages.each_ref().map(|page| page.launching.load(Ordering::Relaxed));
+            assert_eq!(told, [launching; 3]);
+        }
+    }
+
+    #[test]
+    fn a_process_is_told_when_others_of_its_tenant_go_on() {
+        let pages = [(); 2].map(|()| {
+            let page = Box::new(FlightPage::unseen());
+            page.admitted.store(3, Ordering::SeqCst);
+            page
+        });
+        let mut flights = Flights::default();
+        (1..).zip(&pages).for_each(|(process, page)| flights.insert(0, process, &**page));
+        let told = || pages.each_ref().map(|page| page.elsewhere_us.load(Ordering::Relaxed));
+        flights.landed(MS, WORD);
+        assert_eq!(told(), [0, 0], "nobody");
+        pages[0].settled.store(1, Ordering::SeqCst);
+        flights.landed(2 * MS, WORD);
+        assert_eq!(told(), [0, 2_000], "the first");
+        pages.iter().for_each(|page| page.settled.store(3, Ordering::SeqCst));
+        flights.landed(3 * MS, WORD);
+        assert_eq!(told(), [3_000, 3_000], "both");
+        flights.landed(4 * MS, WORD);
+        assert_eq!(told(), [3_000, 3_000]);
     }
 
     #[test]

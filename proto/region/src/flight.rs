@@ -90,7 +90,12 @@ pub struct FlightPage {
     /// The arbiter's: how many operations fewer than another process of the tenant this one had in flight when the closed
     /// gate was closed again.
     pub behind: AtomicU32,
-    tail: [AtomicU32; 990],
+    /// The arbiter's: processes of the tenant that had operations of the last lease complete.
+    pub launching: AtomicU32,
+    /// The arbiter's: when it last saw, at the closed gate, that operations of another process of the tenant had
+    /// completed, `CLOCK_MONOTONIC` microseconds, which wrap.
+    pub elsewhere_us: AtomicU32,
+    tail: [AtomicU32; 988],
     /// How many operations of each lane are complete: written by the GPU.
     pub lanes: [[AtomicU64; LANES]; CONTEXTS],
 }

@@ -369,11 +369,16 @@ pub(super) fn land(process: &Process, streams: &mut Streams, awaited: bool) -> b
     let mut contexts = 0;
     process.contexts.each(|_| contexts += 1);
     gate.flight().usual_us.store(estimate.usual_us(), Ordering::Relaxed);
-    let gpus = contexts.min(u32::try_from(process.account.shares().gpu_count()).unwrap_or(1));
+    let all_gpus = u32::try_from(process.account.shares().gpu_count()).unwrap_or(1).max(1);
+    let gpus = contexts.min(all_gpus);
     let (window, window_us) = (quota.window(0), quota.window_us(0));
     let lasts_us = gate.overslept.lasts_us(window_us);
     let window = window.saturating_mul(lasts_us.div_ceil(window_us.max(1)));
-    gate.set_limits(estimate.limits(window, lasts_us, gpus, gate.progress.proofs()));
+    // What the tenant has in flight is everybody's who launches. While one operation completes another is there for the
+    // GPU: its successor, or another process's.
+    let sharers = gate.flight().launching.load(Ordering::Relaxed).div_ceil(all_gpus).max(1);
+    let spare = gate.progress.proofs() + if sharers == 1 { gpus } else { 0 };
+    gate.set_limits(estimate.limits(window, lasts_us / sharers, gpus, spare));
     true
 }
 

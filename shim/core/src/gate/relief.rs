@@ -17,6 +17,9 @@ const MOST_PAUSED: u32 = 8;
 /// A ticket that nobody has taken for so long is offered to the next.
 const UNTAKEN_US: u32 = 2_000;
 
+/// So much later the arbiter may see that something is complete, microseconds.
+const SEEN_US: u32 = 250;
+
 /// Between two looks whether a ticket was taken, microseconds.
 const LOOK_US: u32 = 20;
 
@@ -101,7 +104,7 @@ impl<'a> Relief<'a> {
         let is_late = now_us.wrapping_sub(self.begun_us) > ALONE_US;
         let patience_us =
             gate.progress.patience_us(gate.expected_us(), if is_late { ALONE_US } else { 0 });
-        let still_us = gate.progress.still_for_us(now_us);
+        let still_us = self.still_for_us(now_us);
         let paused_us = if gate.progress.is_proven() { PAUSED_US / 4 } else { PAUSED_US };
         let is_known = still_us >= paused_us && self.is_paused();
         if !is_known && still_us < patience_us {
@@ -119,6 +122,14 @@ impl<'a> Relief<'a> {
         }
         // Its own launches first: they are at hand.
         (offered.is_none() || self.passes.get() > 1) && !self.is_said.replace(true)
+    }
+
+    /// How long nothing of the tenant has completed, as far as is known: processes that have nothing to do with each other
+    /// share the GPU.
+    fn still_for_us(&self, now_us: u32) -> u32 {
+        let gate = &self.process.gate;
+        let seen_us = gate.flight().elsewhere_us.load(Ordering::Relaxed);
+        still_us(gate.progress.still_for_us(now_us), seen_us, self.begun_us, now_us)
     }
 
     /// Whether what is in flight is known to wait for the host, which waits with a launch: no need to guess.
@@ -225,12 +236,37 @@ impl<'a> Relief<'a> {
     pub(super) fn give_up(&self) {
         self.was_taken();
         let (gate, now_us) = (&self.process.gate, now_us());
-        if gate.progress.is_still(now_us, gate.expected_us(), 0) {
+        if self.still_for_us(now_us) >= gate.progress.patience_us(gate.expected_us(), 0) {
             // What waits now may pass. What was in flight tells no durations.
             gate.progress.passed(now_us);
             if let Some(mut streams) = gate.streams.lock_soon() {
                 streams.taint();
             }
+        }
+    }
+}
+
+/// The same, of a process of which nothing has completed for `own_us`, where the arbiter saw at `seen_us` that another
+/// went on; before this closing that says nothing.
+fn still_us(own_us: u32, seen_us: u32, begun_us: u32, now_us: u32) -> u32 {
+    match seen_us.wrapping_sub(begun_us).cast_signed() {
+        1.. => own_us.min(now_us.wrapping_sub(seen_us).saturating_add(SEEN_US)),
+        _ => own_us,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_stands_still_while_another_process_of_the_tenant_goes_on() {
+        for begun_us in [1_000, u32::MAX - 2_000] {
+            let [seen_us, now_us] = [3_000, 4_000].map(|us| begun_us.wrapping_add(us));
+            assert_eq!(still_us(4_000, seen_us, begun_us, now_us), 1_000 + SEEN_US);
+            assert_eq!(still_us(500, seen_us, begun_us, now_us), 500, "itself went on later");
+            let before_us = begun_us.wrapping_sub(1);
+            assert_eq!(still_us(4_000, before_us, begun_us, now_us), 4_000);
         }
     }
 }

@@ -143,9 +143,9 @@ impl Estimate {
     }
 
     /// What may be in flight with the page's `window` and `window_us`, which are meant for each of
-    /// `gpus` GPUs: what they do at the same time takes no longer than what one does. Where operations
-    /// have proved to wait for later ones, `tied` more may be in flight whatever they take.
-    pub(crate) fn limits(self, window: u32, window_us: u32, gpus: u32, tied: u32) -> Limits {
+    /// `gpus` GPUs: what they do at the same time takes no longer than what one does. One for each, and
+    /// `spare` more, may be in flight whatever they take.
+    pub(crate) fn limits(self, window: u32, window_us: u32, gpus: u32, spare: u32) -> Limits {
         let gpus = gpus.max(1);
         let window = window.max(1).saturating_mul(gpus);
         let window_ns = (u64::from(window_us) * u64::from(gpus) * 1_000).max(1);
@@ -159,7 +159,7 @@ impl Estimate {
             };
             by_time.max(WHOLE / window).max(1)
         };
-        let (single, least) = (part(self.single_ns), window.min(2 * gpus + tied));
+        let (single, least) = (part(self.single_ns), window.min(gpus + spare));
         let operations = (WHOLE / single).max(least);
         let batch = (operations / 2).clamp(1, BATCH);
         Limits { single, graph: part(self.graph_ns), least, batch }
@@ -225,19 +225,20 @@ mod tests {
     #[test]
     fn begins_with_a_marker_for_each_and_grows_when_they_prove_short() {
         let mut estimate = Estimate::new();
-        assert_eq!(room(estimate.limits(64, 500, 1, 0), 0), (2, 1));
+        assert_eq!(room(estimate.limits(64, 500, 1, 1), 0), (2, 1));
         after(&mut estimate, 20, 1, 10);
-        assert_eq!(room(estimate.limits(64, 500, 1, 0), 0), (50, 16));
-        assert_eq!(room(estimate.limits(8, 500, 1, 0), 0), (8, 4));
+        assert_eq!(room(estimate.limits(64, 500, 1, 1), 0), (50, 16));
+        assert_eq!(room(estimate.limits(8, 500, 1, 1), 0), (8, 4));
     }
 
     #[test]
     fn two_operations_may_always_be_in_flight_unless_the_window_is_one() {
         let mut estimate = Estimate::new();
         after(&mut estimate, 20, 1, 8_000);
-        assert_eq!(room(estimate.limits(64, 500, 1, 0), 0), (2, 1));
-        assert_eq!(room(estimate.limits(1, 500, 1, 0), 0), (1, 1));
-        assert_eq!(room(estimate.limits(0, 0, 1, 0), 0), (1, 1));
+        assert_eq!(room(estimate.limits(64, 500, 1, 1), 0), (2, 1));
+        assert_eq!(room(estimate.limits(64, 500, 1, 0), 0), (1, 1), "other processes have more");
+        assert_eq!(room(estimate.limits(1, 500, 1, 1), 0), (1, 1));
+        assert_eq!(room(estimate.limits(0, 0, 1, 1), 0), (1, 1));
         assert_eq!(room(Limits::NARROWEST, 0), (1, 1));
     }
 
@@ -245,11 +246,11 @@ mod tests {
     fn one_long_operation_narrows_the_window_at_once_and_short_ones_widen_it_again() {
         let mut estimate = Estimate::new();
         after(&mut estimate, 20, 4, 10);
-        assert!(room(estimate.limits(64, 500, 1, 0), 0).0 >= 50);
+        assert!(room(estimate.limits(64, 500, 1, 1), 0).0 >= 50);
         after(&mut estimate, 1, 1, 5_000);
-        assert_eq!(room(estimate.limits(64, 500, 1, 0), 0).0, 2);
+        assert_eq!(room(estimate.limits(64, 500, 1, 1), 0).0, 2);
         after(&mut estimate, 30, 1, 10);
-        assert!(room(estimate.limits(64, 500, 1, 0), 0).0 >= 40);
+        assert!(room(estimate.limits(64, 500, 1, 1), 0).0 >= 40);
     }
 
     #[test]
@@ -259,7 +260,7 @@ mod tests {
             after(&mut estimate, 4, 16, 10);
             see(&mut estimate, 1, 1, 8_000);
         }
-        let limits = estimate.limits(64, 500, 1, 0);
+        let limits = estimate.limits(64, 500, 1, 1);
         assert_eq!(room(limits, 0), (50, 16));
         // While one flies, its time is what the window has, and one operation may follow.
         assert_eq!(room(limits, 1).0, 1);
@@ -268,7 +269,7 @@ mod tests {
         for _ in 0..20 {
             see(&mut estimate, 33, 1, 8_320);
         }
-        let limits = estimate.limits(64, 500, 1, 0);
+        let limits = estimate.limits(64, 500, 1, 1);
         assert!(room(limits, 0).0 >= 48, "{limits:?}");
         assert_eq!(room(limits, 1).0, 1);
     }
@@ -277,13 +278,13 @@ mod tests {
     fn short_graphs_fit_the_window_by_their_number_and_their_time() {
         let mut estimate = Estimate::new();
         let most = |limits: Limits| (0..).find(|&graphs| !limits.have_room(0, graphs, true));
-        assert_eq!(most(estimate.limits(64, 500, 1, 0)), Some(2), "nobody knows them");
+        assert_eq!(most(estimate.limits(64, 500, 1, 1)), Some(2), "nobody knows them");
         (0..40).for_each(|_| see(&mut estimate, 1, 1, 100));
-        assert_eq!(most(estimate.limits(64, 500, 1, 0)), Some(5));
-        assert_eq!(most(estimate.limits(3, 500, 1, 0)), Some(3));
+        assert_eq!(most(estimate.limits(64, 500, 1, 1)), Some(5));
+        assert_eq!(most(estimate.limits(3, 500, 1, 1)), Some(3));
         // Two graphs leave room for three fifths of the window.
         after(&mut estimate, 20, 1, 10);
-        assert_eq!(room(estimate.limits(64, 500, 1, 0), 2).0, 30);
+        assert_eq!(room(estimate.limits(64, 500, 1, 1), 2).0, 30);
     }
 
     #[test]
@@ -302,13 +303,13 @@ mod tests {
     fn what_is_only_found_complete_never_raises_the_estimate() {
         let mut estimate = Estimate::new();
         after(&mut estimate, 20, 4, 10);
-        let before = estimate.limits(64, 500, 1, 0);
+        let before = estimate.limits(64, 500, 1, 1);
         // The host launched one, slept a second, and looked.
         let now_us = estimate.last_us + 1_000_000;
         let since_us = estimate.last_us + 50;
         let seen = Sighting { operations: 1, graphs: 0, since_us, now_us, awaited: false };
         estimate.learn(seen);
-        assert_eq!(estimate.limits(64, 500, 1, 0), before);
+        assert_eq!(estimate.limits(64, 500, 1, 1), before);
     }
 
     #[test]

@@ -171,7 +171,7 @@ fn loaded(report: &mut Report, timeouts: &mut Timeouts) -> anyhow::Result<()> {
     let seen = scenario::watch(&SETS[0].tenants(), Gate::Tessera, LENGTH)?;
     let strict = [backlog(25.0, "200").strict()];
     let cap = scenario::watch(&strict, Gate::Tessera, BUSY)?;
-    let more = interference()?;
+    let more = interference(1)?;
     drop(spinners);
     timeouts.0 += seen.timeouts + cap.timeouts;
     let keys = ["handoff_loaded_us", "handoff_loaded_p99_us"];
@@ -318,18 +318,23 @@ pub fn busy(report: &mut Report) -> anyhow::Result<()> {
 /// The 99th percentile of a server's requests, half of a request's kernels each, 40 Poisson requests of 2 ms in a
 /// second: 8 % of the GPU.
 pub fn interfere(report: &mut Report) -> anyhow::Result<()> {
-    let what = "a server's p99 beside a backlog, 80/20";
-    crate::note(what);
-    let (more, detail) = interference()?;
-    report.figure("interference_p99_80_pct", what, "% more", more, 10.0);
-    report.put("interference_detail", detail);
+    let rows = [
+        (1, "interference_p99_80_pct", "a server's p99 beside a backlog, 80/20", 10.0),
+        (3, "interference_p99_80_three_pct", "the same beside one of three processes", 20.0),
+    ];
+    for (processes, key, what, goal) in rows {
+        crate::note(what);
+        let (more, detail) = interference(processes)?;
+        report.figure(key, what, "% more", more, goal);
+        report.put(&format!("{key}_detail"), detail);
+    }
     Ok(())
 }
 
-/// By how many percent it grows beside a backlog, and the medians of both.
-fn interference() -> anyhow::Result<(f64, Value)> {
+/// By how many percent it grows beside a backlog of so many processes, and the medians of both.
+fn interference(processes: u32) -> anyhow::Result<(f64, Value)> {
     let server = Spec::new(80.0, &["--kernel-us=500,500,500,500", "--rate=40", "--poisson"]);
-    let tenants = [server, backlog(20.0, "200")];
+    let tenants = [server, Spec { processes, ..backlog(20.0, "200") }];
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         alone.push(serve(&tenants[..1])?);
