@@ -216,8 +216,8 @@ async fn run(
     let config = reloader.begin(&gpus)?;
     for gpu in &gpus {
         for share in shares::cut(gpu, &config) {
-            let shares::Share { resource, count, limit, .. } = share;
-            info!(%gpu, resource, replicas = count, memory = limit.memory_bytes, "sharing");
+            let shares::Share { resource, count, memory_bytes, .. } = share;
+            info!(%gpu, resource, replicas = count, memory = memory_bytes, "sharing");
         }
     }
     reloader.remark(&gpus, &config);
