@@ -56,7 +56,7 @@ pub(crate) fn seen(region: &Region, used: &Use) -> Seen {
     let spec = region.spec();
     let memory = spec.gpus.iter().enumerate().map(|(gpu, quota)| {
         let overhead = region.overhead(gpu);
-        (used.snapshot.charged(gpu).saturating_add(overhead), quota.memory_limit_bytes)
+        (used.snapshot.granted(gpu).saturating_add(overhead), quota.memory_limit_bytes)
     });
     Seen {
         // Pages count all requests, sessions report some also when a page is ruined.

@@ -333,7 +333,12 @@ fn lay_pods(page: &mut Page, status: &Status, names: &Names) {
     page.say(0, Tone::Head, "ALLOCATIONS");
     let is_wide = page.is_wide();
     let mut sheet = Sheet::new(POD_COLUMNS);
-    for allocation in &status.allocations {
+    let mut allocations: Vec<&Allocation> = status.allocations.iter().collect();
+    allocations.sort_by_cached_key(|allocation| {
+        let uuid = allocation.gpus.first().map(|used| &used.gpu_uuid);
+        (status.gpus.iter().position(|gpu| Some(&gpu.uuid) == uuid), name(allocation))
+    });
+    for allocation in allocations {
         for (i, used) in allocation.gpus.iter().enumerate() {
             let gpu = match is_wide {
                 true => used.gpu_uuid.clone(),

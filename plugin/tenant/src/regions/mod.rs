@@ -496,7 +496,8 @@ impl session::Pages for Weak {
         // The thread that asks serves kubelet, and waits for nobody.
         let snapshot = region.open.try_lock().ok()?.usage.snapshot().ok()?;
         let limit = region.spec().gpus.get(gpu)?.memory_limit_bytes;
-        Some((snapshot.charged(gpu).saturating_add(region.overhead(gpu)), limit))
+        // Requests under way may be refused themselves.
+        Some((snapshot.granted(gpu).saturating_add(region.overhead(gpu)), limit))
     }
 
     fn generation(&self) -> u64 {

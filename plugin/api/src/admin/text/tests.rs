@@ -98,6 +98,22 @@ fn text_says_who_holds_what_in_labelled_columns() {
 }
 
 #[test]
+fn allocations_are_in_the_order_of_gpus_and_names() {
+    let mut status = status();
+    for (pod, gpu) in [("chat", None), ("batch", Some("GPU-gone"))] {
+        let mut other = status.allocations[0].clone();
+        other.holder.as_mut().unwrap().pod = pod.into();
+        if let Some(gpu) = gpu {
+            other.gpus[0].gpu_uuid = gpu.into();
+        }
+        status.allocations.push(other);
+    }
+    let text = plain(&status);
+    let [batch, chat, llm] = ["ns/batch", "ns/chat", "ns/llm-0"].map(|name| text.find(name));
+    assert!(batch.is_some() && batch < chat && chat < llm, "{text}");
+}
+
+#[test]
 fn wide_text_has_whole_ids_and_every_column() {
     let wide = text(&status(), Paper { width: None, colour: false });
     for part in
