@@ -11,7 +11,7 @@ use tracing::warn;
 use super::arbitrated_tenant::{ArbitratedTenant, OpenedPages};
 use super::drain_tracker::{Drain, Still};
 use super::gate_connections::GateEvent;
-use super::latency::Latencies;
+use super::latency::TurnHistogram;
 use super::linked_shares::LinkedShares;
 use super::policy::{GateState, GpuIndex, IdleTotals, MS, Policy, TenantId};
 use super::reactor::{Reactor, Ready, Token};
@@ -112,7 +112,7 @@ pub(super) struct Thread {
     events: Vec<GateEvent>,
     /// Tenants that have drained, and were not invited yet.
     settled: Vec<u32>,
-    turns: Latencies,
+    turns: TurnHistogram,
     commands: u64,
     /// Those that trace.
     askers: Option<Askers>,
@@ -148,7 +148,7 @@ impl Thread {
             has_news: false,
             events: Vec::with_capacity(16),
             settled: Vec::new(),
-            turns: Latencies::default(),
+            turns: TurnHistogram::default(),
             commands: 0,
             askers: None,
             idle_before: BTreeMap::new(),
@@ -512,15 +512,7 @@ impl Thread {
         idle.extend(self.gpus.iter().zip(0..).filter_map(|(uuid, gpu)| {
             uuid.clone().map(|uuid| (uuid, self.policy.idle_totals(now.ns, gpu)))
         }));
-        View {
-            gpus,
-            tenants,
-            commands: self.commands,
-            turn_p50_ns: self.turns.quantile(500),
-            turn_p99_ns: self.turns.quantile(990),
-            turns: self.turns.turns(),
-            idle,
-        }
+        View { gpus, tenants, commands: self.commands, turns: self.turns.clone(), idle }
     }
 }
 

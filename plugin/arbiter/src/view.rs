@@ -68,11 +68,7 @@ pub struct View {
     pub tenants: Vec<TenantShare>,
     /// Gate words written.
     pub commands: u64,
-    /// Time from receiving a message to writing the resulting gate words, nanoseconds: the median.
-    pub turn_p50_ns: u64,
-    /// The 99th percentile.
-    pub turn_p99_ns: u64,
-    /// The whole histogram.
+    /// Time from receiving a message to writing the resulting gate words.
     pub turns: TurnHistogram,
     /// How long GPUs were idle while somebody wanted them, by UUID: of all that tenants have or had.
     pub idle: BTreeMap<String, IdleTotals>,
