@@ -10,26 +10,6 @@ use std::collections::btree_map::Entry;
 
 use super::policy::Used;
 
-/// The effect of a `drained`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Drain {
-    /// It was owed.
-    Counted,
-    /// Ignored: another epoch, an open gate, a process that is not bound, or a repetition.
-    Ignored,
-}
-
-/// The effect of a report that a process stands still at a closed gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Still {
-    /// It owes a drain.
-    Owes,
-    /// It has drained, with help.
-    Drained,
-    /// Another epoch, or a process that is not bound.
-    Ignored,
-}
-
 /// The gate as it was set last, and its epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gate {
@@ -177,18 +157,19 @@ impl DrainTracker {
     }
 
     /// A process reports that nothing of it is in flight. What it says of a drain that its page has shown before comes
-    /// too late to count.
-    pub fn drained(&mut self, key: u64, epoch: u32, used_ns: u64) -> Drain {
+    /// too late to count. False, and nothing else, of another epoch, an open gate or a process that is not bound, and
+    /// where it has said so before.
+    pub fn drained(&mut self, key: u64, epoch: u32, used_ns: u64) -> bool {
         let mut landed = false;
         let owed = |process: &mut Process| {
             landed = std::mem::take(&mut process.landed);
             std::mem::take(&mut process.owes)
         };
-        match self.report(key, Gate::Closed(epoch), owed) {
-            Some(true) => self.add_use(used_ns),
-            Some(false) if landed => Drain::Counted,
-            _ => Drain::Ignored,
+        let owed = self.report(key, Gate::Closed(epoch), owed) == Some(true);
+        if owed {
+            self.add_use(used_ns);
         }
+        owed || landed
     }
 
     /// The same of a process whose flight page shows it, in the present closing.
@@ -202,10 +183,9 @@ impl DrainTracker {
         }
     }
 
-    fn add_use(&mut self, used_ns: u64) -> Drain {
+    fn add_use(&mut self, used_ns: u64) {
         let (longest, sum) = self.used_ns.unwrap_or((0, 0));
         self.used_ns = Some((longest.max(used_ns), sum.saturating_add(used_ns)));
-        Drain::Counted
     }
 
     /// A process that has not drained reports whether the GPU works for it. The result for the tenant: the
@@ -232,17 +212,13 @@ impl DrainTracker {
             && self.counts.idle == self.processes.len()
     }
 
-    /// A process reports, at the closed gate, that its work stands still.
-    pub fn stands_still(&mut self, key: u64, epoch: u32) -> Still {
+    /// A process reports, at the closed gate, that its work stands still. Whether it has drained, with help.
+    pub fn stands_still(&mut self, key: u64, epoch: u32) -> bool {
         let still = |process: &mut Process| {
             process.still = process.owes;
             process.owes
         };
-        match self.report(key, Gate::Closed(epoch), still) {
-            Some(true) => Still::Owes,
-            Some(false) => Still::Drained,
-            None => Still::Ignored,
-        }
+        self.report(key, Gate::Closed(epoch), still) == Some(false)
     }
 
     /// Whether at least one process owes a drain and all that do stand still: what they have in flight may
@@ -290,8 +266,7 @@ mod tests {
         let mut drains = two();
         drains.close(5);
         assert_eq!(drains.owing(), 2);
-        assert_eq!(drains.drained(1, 5, 0), Drain::Counted);
-        assert_eq!(drains.drained(1, 5, 0), Drain::Ignored, "once");
+        assert!(drains.drained(1, 5, 0) && !drains.drained(1, 5, 0), "once");
         assert_eq!(drains.owing(), 1);
         drains.process_left(2);
         assert_eq!(drains.owing(), 0, "the dead owe nothing");
@@ -325,13 +300,11 @@ mod tests {
         let mut drains = two();
         drains.close(5);
         assert!(!drains.is_stuck());
-        assert_eq!(drains.stands_still(1, 5), Still::Owes);
-        assert!(!drains.is_stuck(), "the other may go on");
-        assert_eq!(drains.stands_still(2, 4), Still::Ignored);
-        assert_eq!(drains.stands_still(3, 5), Still::Ignored);
+        assert!(!drains.stands_still(1, 5) && !drains.is_stuck(), "the other may go on");
+        assert!(!drains.stands_still(2, 4) && !drains.stands_still(3, 5));
         drains.drained(2, 5, 0);
         assert!(drains.is_stuck());
-        assert_eq!(drains.stands_still(2, 5), Still::Drained);
+        assert!(drains.stands_still(2, 5), "it has drained");
         drains.close(6);
         assert!(!drains.is_stuck(), "another closing");
         drains.stands_still(1, 6);
@@ -346,10 +319,10 @@ mod tests {
     fn lies_change_nothing() {
         let mut drains = two();
         drains.open(4);
-        assert_eq!(drains.drained(1, 4, 0), Drain::Ignored, "the gate is not closed");
+        assert!(!drains.drained(1, 4, 0), "the gate is not closed");
         drains.close(5);
         for (key, epoch) in [(1, 4), (1, 6), (9, 5)] {
-            assert_eq!(drains.drained(key, epoch, 0), Drain::Ignored);
+            assert!(!drains.drained(key, epoch, 0));
         }
         assert_eq!(drains.owing(), 2);
         assert!(!drains.idle(1, 5), "closed is not idle");
@@ -411,7 +384,7 @@ mod tests {
         assert_eq!(drains.owing(), 2, "itself, and those who may still come");
         drains.forget_inherited();
         assert_eq!(drains.owing(), 1);
-        assert_eq!(drains.drained(1, 1, 0), Drain::Counted);
+        assert!(drains.drained(1, 1, 0));
         drains.process_came(2);
         assert_eq!(drains.owing(), 0, "nobody is a stranger any more");
     }
@@ -445,10 +418,10 @@ mod tests {
                     4 => drains.expect_inherited(),
                     5 => drains.forget_inherited(),
                     6 if epoch == 0 => drains.waive_inherited(),
-                    6 | 7 => drop(drains.idle(key, epoch)),
-                    8 => drop(drains.stands_still(key, epoch)),
-                    9 => drop(drains.late(key, epoch, key % 2 == 0)),
-                    _ => drop(drains.drained(key, epoch, 0)),
+                    6 | 7 => _ = drains.idle(key, epoch),
+                    8 => _ = drains.stands_still(key, epoch),
+                    9 => _ = drains.late(key, epoch, key % 2 == 0),
+                    _ => _ = drains.drained(key, epoch, 0),
                 }
                 let mut counts = Counts::default();
                 drains.processes.values().for_each(|process| counts.add(*process));

@@ -9,7 +9,6 @@ use tessera_region::session::Message;
 use tracing::warn;
 
 use super::arbitrated_tenant::{ArbitratedTenant, OpenedPages};
-use super::drain_tracker::{Drain, Still};
 use super::gate_connections::GateEvent;
 use super::latency::TurnHistogram;
 use super::linked_shares::LinkedShares;
@@ -307,16 +306,13 @@ impl Thread {
                     }
                 }
                 GateEvent::Message(process, Message::Drained { epoch, used_ns, .. }) => {
-                    let drain = tenant.drains.drained(process, epoch, used_ns);
-                    tenant.ignored += u64::from(drain == Drain::Ignored);
-                    if drain == Drain::Counted {
-                        tenant.flights.drained(process);
+                    match tenant.drains.drained(process, epoch, used_ns) {
+                        true => tenant.flights.drained(process),
+                        false => tenant.ignored += 1,
                     }
                 }
                 GateEvent::Message(process, Message::Idle { epoch, .. }) => match tenant.state {
-                    GateState::Closed
-                        if tenant.drains.stands_still(process, epoch) == Still::Drained =>
-                    {
+                    GateState::Closed if tenant.drains.stands_still(process, epoch) => {
                         self.policy.helped(TenantId(key));
                     }
                     GateState::Yield if tenant.drains.idle(process, epoch) => {
