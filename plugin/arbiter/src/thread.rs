@@ -12,9 +12,9 @@ use super::arbitrated_tenant::{ArbitratedTenant, OpenedPages};
 use super::gate_connections::GateEvent;
 use super::latency::TurnHistogram;
 use super::linked_shares::LinkedShares;
-use super::policy::{GateState, GpuIndex, IdleTotals, MS, Policy, TenantId};
+use super::policy::{GateState, GpuIndex, IdleTotals, MS, Policy, RING, TenantId};
 use super::reactor::{Reactor, Ready, Token};
-use super::trace::{ASKERS, Askers, Begun, EndAnswer, Noted, TraceAnswer, TraceError, Tracing};
+use super::trace::{Begun, Noted, TraceAnswer, TraceError, Tracing};
 use super::view::{GpuShare, TenantShare, View};
 use tessera_config::Leases;
 use tessera_model::clock::monotonic_ns;
@@ -39,8 +39,8 @@ pub(super) enum Order {
     View(SyncSender<View>),
     /// Begins to note what happens.
     BeginTrace(Tracing, TraceAnswer),
-    /// An asker has enough, or is gone.
-    EndTrace(Option<EndAnswer>),
+    /// The asker has enough, or is gone.
+    EndTrace(Option<SyncSender<Noted>>),
     /// Ends; tenants are informed.
     Stop,
     /// Ends; another arbiter takes over.
@@ -113,8 +113,8 @@ pub(super) struct Thread {
     settled: Vec<u32>,
     turns: TurnHistogram,
     commands: u64,
-    /// Those that trace.
-    askers: Option<Askers>,
+    /// A trace that goes on.
+    traced: Option<Begun>,
     /// Idle time of GPUs that no tenant has now, by UUID.
     idle_before: BTreeMap<String, IdleTotals>,
 }
@@ -149,7 +149,7 @@ impl Thread {
             settled: Vec::new(),
             turns: TurnHistogram::default(),
             commands: 0,
-            askers: None,
+            traced: None,
             idle_before: BTreeMap::new(),
         }
     }
@@ -428,34 +428,29 @@ impl Thread {
         }
     }
 
-    /// Askers share one ring.
     fn begin_trace(&mut self, mut trace: Tracing, answer: &TraceAnswer, now: Now) {
-        if self.askers.as_ref().is_some_and(|askers| askers.count >= ASKERS) {
+        if self.traced.is_some() {
             drop(answer.try_send(Err(TraceError::Busy)));
             return;
         }
         let tenants = self.tenants.iter().map(|(key, tenant)| (TenantId(*key), tenant.id.clone()));
         let gpus = self.gpus.iter().zip(0..).filter_map(|(gpu, at)| Some((at, gpu.clone()?)));
-        let askers = self.askers.get_or_insert_with(|| Askers {
-            count: 0,
+        self.traced = Some(Begun {
+            at: now.ns,
+            standing: self.policy.begin_notes(now.ns, RING),
             tenants: tenants.collect(),
             gpus: gpus.collect(),
         });
-        askers.count += 1;
-        trace.begun = Some(Begun::now(&mut self.policy, now.ns));
+        trace.is_begun = true;
         // Where the asker is gone, this ends it.
         drop(answer.try_send(Ok(trace)));
     }
 
-    fn end_trace(&mut self, answer: Option<EndAnswer>, now: Now) {
-        let Some(askers) = &mut self.askers else { return };
-        if let Some((begun, answer)) = answer {
-            drop(answer.try_send(Noted::until(&mut self.policy, now.ns, begun, askers)));
-        }
-        askers.count -= 1;
-        if askers.count == 0 {
-            self.askers = None;
-            self.policy.end_notes();
+    fn end_trace(&mut self, answer: Option<SyncSender<Noted>>, now: Now) {
+        let Some(begun) = self.traced.take() else { return };
+        let (lost, events) = self.policy.end_notes(now.ns);
+        if let Some(answer) = answer {
+            drop(answer.try_send(Noted { begun, until: now.ns, lost, events }));
         }
     }
 

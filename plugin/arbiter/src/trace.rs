@@ -1,7 +1,7 @@
 //! A trace of what the arbiter does: from the policy's notes to intervals that can be drawn.
 //!
-//! [`Tracing`] is the asker's hold on it: while there is one, the arbiter notes what happens in a ring that all
-//! askers share. It ends with the last of them, however they go.
+//! [`Tracing`] is the asker's hold on it: while there is one, the arbiter notes what happens. It ends with the asker,
+//! however that goes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,14 +9,9 @@ use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 
 use nix::sys::eventfd::EventFd;
 
-use super::policy::{
-    Cause, Event, GateState, GpuIndex, Mask, Note, Policy, RING, Share, TenantId, Why, each,
-};
+use super::policy::{Cause, Event, GateState, GpuIndex, Mask, Note, Share, TenantId, Why, each};
 use super::thread::Order;
 use super::{PATIENCE, reactor};
-
-/// Askers at a time.
-pub const ASKERS: usize = 4;
 
 /// Why there is no trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,8 +19,8 @@ pub enum TraceError {
     /// The thread does not answer.
     #[error("the arbiter does not answer; its log says more")]
     Silent,
-    /// Too many trace it already.
-    #[error("{ASKERS} others trace this node already: wait until one of them has ended")]
+    /// There is one trace at a time.
+    #[error("another traces this node already: wait until that has ended")]
     Busy,
 }
 
@@ -78,27 +73,11 @@ pub struct Recording {
     pub gpus: BTreeMap<GpuIndex, String>,
 }
 
-/// Where a trace begins.
+/// What the thread keeps while somebody traces.
 #[derive(Debug)]
 pub(super) struct Begun {
-    at: u64,
-    number: u64,
-    standing: Vec<Event>,
-}
-
-impl Begun {
-    /// From now on.
-    #[must_use]
-    pub(super) fn now(policy: &mut Policy, at: u64) -> Self {
-        let (number, standing) = policy.begin_notes(at, RING);
-        Begun { at, number, standing }
-    }
-}
-
-/// What the thread keeps while somebody traces.
-#[derive(Debug, Default)]
-pub(super) struct Askers {
-    pub(super) count: usize,
+    pub(super) at: u64,
+    pub(super) standing: Vec<Event>,
     /// Of all that were there meanwhile.
     pub(super) tenants: BTreeMap<TenantId, String>,
     pub(super) gpus: BTreeMap<GpuIndex, String>,
@@ -107,34 +86,27 @@ pub(super) struct Askers {
 /// Notes as they are handed to the asker, whose thread makes items of them.
 #[derive(Debug)]
 pub(super) struct Noted {
-    begun: Begun,
-    until: u64,
-    lost: u64,
-    events: Vec<Event>,
-    tenants: BTreeMap<TenantId, String>,
-    gpus: BTreeMap<GpuIndex, String>,
+    pub(super) begun: Begun,
+    pub(super) until: u64,
+    pub(super) lost: u64,
+    pub(super) events: Vec<Event>,
 }
 
 impl Noted {
-    pub(super) fn until(policy: &mut Policy, until: u64, begun: Begun, askers: &Askers) -> Self {
-        let (lost, events) = policy.notes_since(until, begun.number);
-        let (tenants, gpus) = (askers.tenants.clone(), askers.gpus.clone());
-        Noted { begun, until, lost, events, tenants, gpus }
-    }
-
     fn recording(self) -> Recording {
-        let Noted { begun, until, lost, events, tenants, gpus } = self;
-        // What stood at the beginning says nothing of a later one.
-        let from = match events.first() {
-            Some(first) if lost > 0 => first.at,
-            _ => begun.at,
-        };
-        let standing = if lost > 0 { Vec::new() } else { begun.standing };
+        let Noted { begun, until, lost, events } = self;
+        let Begun { at, mut standing, tenants, gpus } = begun;
+        let mut from = at;
+        if let (1.., Some(first)) = (lost, events.first()) {
+            // What stood at the beginning says nothing of a later one.
+            standing.clear();
+            from = first.at;
+        }
         let mut items = items(standing.iter().chain(&events), from, until);
         for item in &mut items {
-            item.from = item.from.saturating_sub(begun.at);
+            item.from = item.from.saturating_sub(at);
         }
-        Recording { ns: until.saturating_sub(begun.at), lost, items, tenants, gpus }
+        Recording { ns: until.saturating_sub(at), lost, items, tenants, gpus }
     }
 }
 
@@ -143,7 +115,7 @@ impl Noted {
 pub struct Tracing {
     orders: Sender<Order>,
     waker: Arc<EventFd>,
-    pub(super) begun: Option<Begun>,
+    pub(super) is_begun: bool,
 }
 
 impl Tracing {
@@ -151,7 +123,7 @@ impl Tracing {
     /// See [`TraceError`].
     pub(super) fn begin(orders: Sender<Order>, waker: Arc<EventFd>) -> Result<Self, TraceError> {
         let (answer, begun) = sync_channel(1);
-        let trace = Tracing { orders: orders.clone(), waker: Arc::clone(&waker), begun: None };
+        let trace = Tracing { orders: orders.clone(), waker: Arc::clone(&waker), is_begun: false };
         send(&orders, &waker, Order::BeginTrace(trace, answer));
         begun.recv_timeout(PATIENCE).map_err(|_| TraceError::Silent)?
     }
@@ -161,24 +133,23 @@ impl Tracing {
     /// # Errors
     /// See [`TraceError`].
     pub fn end(mut self) -> Result<Recording, TraceError> {
-        let begun = self.begun.take().ok_or(TraceError::Silent)?;
+        self.is_begun = false;
         let (answer, noted) = sync_channel(1);
-        send(&self.orders, &self.waker, Order::EndTrace(Some((begun, answer))));
+        send(&self.orders, &self.waker, Order::EndTrace(Some(answer)));
         noted.recv_timeout(PATIENCE).map(Noted::recording).map_err(|_| TraceError::Silent)
     }
 }
 
 impl Drop for Tracing {
     fn drop(&mut self) {
-        if self.begun.take().is_some() {
+        if self.is_begun {
             send(&self.orders, &self.waker, Order::EndTrace(None));
         }
     }
 }
 
-/// The askers that wait for the beginning, and those that wait for the end.
+/// The asker, who waits for the beginning.
 pub(super) type TraceAnswer = SyncSender<Result<Tracing, TraceError>>;
-pub(super) type EndAnswer = (Begun, SyncSender<Noted>);
 
 fn send(orders: &Sender<Order>, waker: &EventFd, order: Order) {
     if orders.send(order).is_ok() {
@@ -325,17 +296,14 @@ mod tests {
     use crate::Arbiter;
 
     #[test]
-    fn askers_share_a_trace_one_too_many_is_refused_and_one_that_is_gone_makes_room() {
+    fn there_is_one_trace_at_a_time_and_an_asker_that_is_gone_makes_room() {
         let arbiter = Arbiter::start(&Leases::default()).unwrap();
-        let mut tracing: Vec<Tracing> = (0..ASKERS).map(|_| arbiter.trace().unwrap()).collect();
+        let tracing = arbiter.trace().unwrap();
         assert_eq!(arbiter.trace().map(|_| ()), Err(TraceError::Busy));
         // As where the connection of the asker breaks.
-        drop(tracing.pop());
-        tracing.push(arbiter.trace().unwrap());
-        for one in tracing {
-            let recording = one.end().unwrap();
-            assert_eq!((recording.lost, recording.items.len()), (0, 0));
-        }
+        drop(tracing);
+        let recording = arbiter.trace().unwrap().end().unwrap();
+        assert_eq!((recording.lost, recording.items.len()), (0, 0));
         let gone = arbiter.trace().unwrap();
         arbiter.stop();
         assert_eq!(gone.end(), Err(TraceError::Silent));

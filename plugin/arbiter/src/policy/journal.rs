@@ -1,5 +1,7 @@
 //! What the policy notes for a trace: in a ring of bounded size, and only while somebody asks for it.
 
+use std::collections::VecDeque;
+
 use super::Policy;
 use super::idle::Cause;
 use super::settle::Mask;
@@ -67,69 +69,29 @@ pub struct Event {
     pub note: Note,
 }
 
-/// The last events, as many as fit. Each has a number, from 0 on. It allocates once.
+/// The last events, as many as there is room for, the oldest first. It allocates once.
 #[derive(Clone, Debug)]
-pub struct Ring {
-    events: Vec<Event>,
+pub(super) struct Ring {
+    events: VecDeque<Event>,
     room: usize,
-    next: u64,
-}
-
-impl Ring {
-    /// With room for so many events, at least one.
-    #[must_use]
-    pub fn new(room: usize) -> Self {
-        let room = room.max(1);
-        Ring { events: Vec::with_capacity(room), room, next: 0 }
-    }
-
-    /// Adds an event; the oldest makes room for it.
-    pub fn push(&mut self, event: Event) {
-        if self.events.len() < self.room {
-            self.events.push(event);
-        } else {
-            let at = self.place(self.next);
-            self.events[at] = event;
-        }
-        self.next += 1;
-    }
-
-    /// The number of the event that comes next.
-    #[must_use]
-    pub fn next(&self) -> u64 {
-        self.next
-    }
-
-    /// The events from this number on, the oldest first, and how many of them were overwritten.
-    #[must_use]
-    pub fn since(&self, number: u64) -> (u64, Vec<Event>) {
-        let oldest = self.next - self.events.len() as u64;
-        let from = number.max(oldest).min(self.next);
-        let events = (from..self.next).map(|number| self.events[self.place(number)]).collect();
-        (from.saturating_sub(number), events)
-    }
-
-    fn place(&self, number: u64) -> usize {
-        usize::try_from(number % self.room as u64).unwrap_or(0)
-    }
+    /// Events that made room.
+    lost: u64,
 }
 
 impl Policy {
-    /// Begins to note, in a ring with room for so many events, unless it does so already. Returns the number of the
-    /// next event, and what stands now as events of this moment.
-    pub fn begin_notes(&mut self, now: u64, room: usize) -> (u64, Vec<Event>) {
+    /// Begins to note, in a ring with room for so many events. Returns what stands now as events of this moment.
+    pub fn begin_notes(&mut self, now: u64, room: usize) -> Vec<Event> {
         self.pass_idle(now);
-        let next = self.notes.get_or_insert_with(|| Box::new(Ring::new(room))).next();
-        (next, self.standing(now))
+        self.notes = Some(Ring { events: VecDeque::with_capacity(room), room, lost: 0 });
+        self.standing(now)
     }
 
-    /// The events from this number on, and how many of them were overwritten. Then the others begin with what a tenant
-    /// of which nothing else is left has been doing since.
-    #[must_use]
-    pub fn notes_since(&mut self, now: u64, number: u64) -> (u64, Vec<Event>) {
+    /// Notes nothing more. The events since the beginning, and how many of them the ring had no room for. Then the others
+    /// begin with what a tenant of which nothing else is left has been doing since.
+    pub fn end_notes(&mut self, now: u64) -> (u64, Vec<Event>) {
         self.pass_idle(now);
-        let Some(ring) = &self.notes else { return (0, Vec::new()) };
-        let (lost, mut events) = ring.since(number);
+        let Some(Ring { events, lost, .. }) = self.notes.take() else { return (0, Vec::new()) };
+        let mut events = Vec::from(events);
         if let (1.., Some(first)) = (lost, events.first().map(|event| event.at)) {
             let mut standing = self.standing(first);
             standing.retain(|one| events.iter().all(|event| event.tenant != one.tenant));
@@ -157,11 +119,6 @@ impl Policy {
         standing
     }
 
-    /// Notes nothing more.
-    pub fn end_notes(&mut self) {
-        self.notes = None;
-    }
-
     pub(super) fn note(&mut self, at: u64, slot: Slot, note: Note) {
         if self.notes.is_none() {
             return;
@@ -178,38 +135,11 @@ impl Policy {
 
     fn note_event(&mut self, event: Event) {
         if let Some(ring) = &mut self.notes {
-            ring.push(event);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn event(at: u64) -> Event {
-        Event { at, tenant: Some(TenantId(1)), gpus: 1, note: Note::Waits }
-    }
-
-    proptest! {
-        #[test]
-        fn a_ring_keeps_the_last_events_in_their_order_and_says_how_many_it_lost(
-            room in 0_usize..9,
-            pushed in 0_u64..40,
-            from in 0_u64..45,
-        ) {
-            let mut ring = Ring::new(room);
-            let allocated = ring.events.capacity();
-            (0..pushed).for_each(|at| ring.push(event(at)));
-            prop_assert_eq!(ring.next(), pushed);
-            prop_assert_eq!(ring.events.capacity(), allocated, "it allocates once");
-            let (lost, kept) = ring.since(from);
-            let first = from.max(pushed.saturating_sub(room.max(1) as u64)).min(pushed);
-            let numbers: Vec<u64> = kept.iter().map(|event| event.at).collect();
-            prop_assert_eq!(numbers, (first..pushed).collect::<Vec<_>>());
-            prop_assert_eq!(lost, first.saturating_sub(from));
+            if ring.events.len() == ring.room {
+                ring.events.pop_front();
+                ring.lost += 1;
+            }
+            ring.events.push_back(event);
         }
     }
 }

@@ -38,7 +38,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use fair::{Gpu, SchedEntity, Virtual};
 pub use idle::{Cause, IdleTotals};
-pub use journal::{Event, Note, RING, Ring, Why};
+use journal::Ring;
+pub use journal::{Event, Note, RING, Why};
 pub(crate) use settle::{Mask, each};
 use tenant::{Phase, Slot, Tenant};
 pub use types::{
@@ -65,7 +66,7 @@ pub struct Policy {
     /// Tenants to be woken.
     rouses: VecDeque<TenantId>,
     /// What happens, while somebody traces it.
-    notes: Option<Box<Ring>>,
+    notes: Option<Ring>,
     /// The latest time of any event: time does not go back.
     now: u64,
 }

@@ -65,8 +65,8 @@ impl Thread {
         let idle_ns = self.policy.settings().idle;
         tenant.set_pace(&self.leases, Pace { idle_ns, is_narrow: false });
         tenant.beat(now.ns);
-        if let Some(askers) = &mut self.askers {
-            askers.tenants.insert(TenantId(key), tenant.id.clone());
+        if let Some(traced) = &mut self.traced {
+            traced.tenants.insert(TenantId(key), tenant.id.clone());
         }
         self.tenants.insert(key, tenant);
         self.policy.join(now.ns, TenantId(key), &gpus, share);
@@ -158,8 +158,8 @@ impl Thread {
             let idle = self.idle_before.remove(uuid).unwrap_or_default();
             self.policy.set_idle_totals(gpu, idle);
         }
-        if let Some(askers) = &mut self.askers {
-            askers.gpus.insert(gpu, uuid.to_owned());
+        if let Some(traced) = &mut self.traced {
+            traced.gpus.insert(gpu, uuid.to_owned());
         }
         Some(gpu)
     }

@@ -11,9 +11,9 @@ use super::*;
 /// Plays these loads while they are traced.
 fn traced(loads: Vec<Load>, until: u64) -> (Vec<Item>, Policy, Figures) {
     let mut world = World::new(&scenario(loads, until));
-    let (number, standing) = world.policy.begin_notes(0, 1 << 20);
+    let standing = world.policy.begin_notes(0, 1 << 20);
     world.run();
-    let (lost, events) = world.policy.notes_since(until, number);
+    let (lost, events) = world.policy.end_notes(until);
     assert_eq!((lost, standing.len()), (0, 0));
     (cut(&events, 0, until), world.policy.clone(), world.figures())
 }
@@ -86,9 +86,9 @@ proptest! {
         }
         // Of a ring that is too small, the end is left, and is as it was.
         let mut world = World::new(&again);
-        let (number, _) = world.policy.begin_notes(0, 64);
+        world.policy.begin_notes(0, 64);
         world.run();
-        let (lost, events) = world.policy.notes_since(until, number);
+        let (lost, events) = world.policy.end_notes(until);
         let first = events.first().map_or(0, |event| event.at);
         // Of each tenant what it has and that it waits, since before.
         let most = 64 + 2 * again.loads.len();
@@ -200,9 +200,9 @@ fn a_trace_that_begins_amid_leases_has_what_stands_from_its_beginning() {
     }
     policy.tick(10 * MS);
     assert!(policy.tenant(10 * MS, one).is_some_and(|view| view.state == GateState::Closed));
-    let (number, standing) = policy.begin_notes(11 * MS, 64);
+    let standing = policy.begin_notes(11 * MS, 64);
     policy.drained(12 * MS, one, None);
-    let (lost, events) = policy.notes_since(15 * MS, number);
+    let (lost, events) = policy.end_notes(15 * MS);
     let all = cut(standing.iter().chain(&events), 11 * MS, 15 * MS);
     let mut drawn: Vec<_> = all
         .iter()

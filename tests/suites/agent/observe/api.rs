@@ -73,8 +73,8 @@ async fn a_trace_shows_both_tenants_of_a_gpu_in_turns_and_ends_with_whoever_aske
             command.output().unwrap()
         });
         let output = output.await.unwrap();
-        // Until the plugin has seen that the others are gone.
-        (!stderr(&output).contains("others trace this node already")).then_some(output)
+        // Until the plugin has seen that the last one is gone.
+        (!stderr(&output).contains("another traces this node already")).then_some(output)
     })
     .await;
     assert!(traced.status.success(), "{}", stderr(&traced));
