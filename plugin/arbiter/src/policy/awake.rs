@@ -57,7 +57,7 @@ impl Policy {
         let since = since.clamp(lease.since, now);
         // Short pauses of one within its share are waited for, and others' as long as a hand-over takes.
         let handover = self.gpus_of(slot).map(|gpu| self.gpus[gpu].handover).max().unwrap_or(0);
-        let quiet = match lease.waits_for_pauses(&self.settings) {
+        let quiet = match lease.waits_for_pauses() {
             true => lease.idle_ns,
             // It has come to the end of its work.
             false if tenant.pauses.are_long() && since > lease.since => 0,

@@ -8,6 +8,8 @@ const PARTS: i128 = 1000;
 /// rationed themselves, can cause more.
 const MOST_DEBT: i128 = 300_000_000_000 * PARTS;
 
+/// What may be saved, in nanoseconds at the rate of the share.
+pub(super) const BURST: u64 = 50_000_000;
 /// What a tenant may save while it waits for others: 10 s of its share. Beside neighbours that drain long,
 /// or are owed much, a turn may be seconds away, and a tenant that lost what it earns meanwhile would never
 /// reach its cap.
@@ -25,8 +27,8 @@ pub(super) struct CapBucket {
 
 impl CapBucket {
     /// A bucket with just enough to begin.
-    pub(super) fn new(now: u64, millis: u32, burst: u64) -> Self {
-        Self { level: threshold(millis, burst), at: now }
+    pub(super) fn new(now: u64, millis: u32) -> Self {
+        Self { level: threshold(millis, BURST), at: now }
     }
 
     /// Earns up to `now`, and spends `used` nanoseconds of GPU time of that time. What it holds
@@ -40,8 +42,8 @@ impl CapBucket {
     }
 
     /// The same for a tenant that waits for others, and must lose nothing by it.
-    pub(super) fn wait(&mut self, now: u64, millis: u32, burst: u64) {
-        self.pass(now, millis, burst.saturating_mul(WAITS), 0);
+    pub(super) fn wait(&mut self, now: u64, millis: u32) {
+        self.pass(now, millis, BURST * WAITS, 0);
     }
 
     /// Drops what is held beyond `burst`.
@@ -98,11 +100,9 @@ pub(super) fn burst_for(ns: u64, millis: u32) -> u64 {
 mod tests {
     use super::*;
 
-    const BURST: u64 = 50_000_000;
-
     #[test]
     fn a_lease_lasts_until_it_is_empty_and_the_next_comes_when_it_is_mostly_full() {
-        let mut bucket = CapBucket::new(0, 250, BURST);
+        let mut bucket = CapBucket::new(0, 250);
         assert_eq!(bucket.ready_at(250, BURST), 0);
         // 8.75 ms of tokens, lost at 3/4 of the time.
         let end = bucket.empty_at(250).unwrap();
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn debt_is_paid_to_the_nanosecond() {
-        let mut bucket = CapBucket::new(0, 100, BURST);
+        let mut bucket = CapBucket::new(0, 100);
         bucket.pass(100_000_000, 100, BURST, 100_000_000);
         // Began with 3.5 ms, used 100, earned 10: 86.5 short, and 3.5 more to begin again.
         assert_eq!(bucket.ready_at(100, BURST), 100_000_000 + 900_000_000);
@@ -123,34 +123,34 @@ mod tests {
     #[test]
     fn a_dozen_of_long_operations_is_paid_for() {
         const SECOND: u64 = 1_000_000_000;
-        let mut bucket = CapBucket::new(0, 100, BURST);
+        let mut bucket = CapBucket::new(0, 100);
         bucket.pass(120 * SECOND, 100, BURST, 120 * SECOND);
         assert_eq!(bucket.ready_at(100, BURST), 1_200 * SECOND);
     }
 
     #[test]
     fn saving_up_ends_at_the_burst() {
-        let mut bucket = CapBucket::new(0, 100, BURST);
+        let mut bucket = CapBucket::new(0, 100);
         bucket.pass(3_600_000_000_000, 100, BURST, 0);
         assert_eq!(bucket.empty_at(100), Some(3_600_000_000_000 + 5_555_556));
     }
 
     #[test]
     fn who_waits_for_others_goes_on_earning_and_who_is_idle_loses_the_surplus() {
-        let mut bucket = CapBucket::new(0, 100, BURST);
-        bucket.wait(100_000_000, 100, BURST);
+        let mut bucket = CapBucket::new(0, 100);
+        bucket.wait(100_000_000, 100);
         // 3.5 ms to begin with, and a tenth of 100 ms.
         assert_eq!(bucket.empty_at(100), Some(100_000_000 + 15_000_000));
         bucket.pass(200_000_000, 100, BURST, 0);
         assert_eq!(bucket.empty_at(100), Some(200_000_000 + 15_000_000), "no more, and no less");
         bucket.forget(100, BURST);
         assert_eq!(bucket.empty_at(100), Some(200_000_000 + 5_555_556));
-        bucket.wait(3_600_000_000_000, 100, BURST);
+        bucket.wait(3_600_000_000_000, 100);
         assert_eq!(bucket.empty_at(100), Some(3_600_000_000_000 + 1_111_111_112), "bounded");
     }
 
     #[test]
     fn a_whole_gpu_never_runs_out() {
-        assert_eq!(CapBucket::new(0, 1000, BURST).empty_at(1000), None);
+        assert_eq!(CapBucket::new(0, 1000).empty_at(1000), None);
     }
 }

@@ -108,7 +108,7 @@ impl Policy {
                 return Some(Cause::Gang);
             }
             let saves = tenant.share.kind == ShareKind::Strict && !gpu.leases.contains(slot);
-            if saves && tenant.ready_at(&self.settings) > now {
+            if saves && tenant.ready_at() > now {
                 found.get_or_insert(Cause::Bucket);
             } else {
                 found = Some(Cause::Drain);

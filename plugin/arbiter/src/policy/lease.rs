@@ -13,6 +13,8 @@ const SILENT_CHARGED: u64 = 1000 * MS;
 const WORD_COUNTS: u64 = 30 * MS;
 /// How long after its lease a tenant counts as competing: its next want may be on its way.
 const COUNTS_AFTER: u64 = 5 * MS;
+/// What a change of the GPU to another tenant takes, which is not charged to a cap.
+const SWITCH: u64 = 50_000;
 /// The largest part of the time charged to a cap that a tenant's report can give back, as a divisor.
 const BELIEVED: u64 = 16;
 /// Weight of the newest drain in a GPU's mean, as a divisor.
@@ -70,7 +72,7 @@ impl Policy {
         }
         tenant.lease_ns += used;
         if tenant.strict() {
-            let burst = tenant.burst(&self.settings);
+            let burst = tenant.burst();
             tenant.bucket.pass(now, tenant.share.millis, burst, used);
         }
     }
@@ -131,7 +133,7 @@ impl Policy {
         tenant.since = now;
         tenant.totals.leases += 1;
         tenant.charged_at = now;
-        tenant.bucket.wait(now, tenant.share.millis, self.settings.burst);
+        tenant.bucket.wait(now, tenant.share.millis);
         let until = now.saturating_add(quantum);
         let idle_ns = pace.idle_ns;
         tenant.phase = Phase::Held(Lease { since: now, until, preempt: None, state, idle_ns });
@@ -191,7 +193,7 @@ impl Policy {
     /// Closes the gate of a tenant that has been idle since `since`.
     pub(super) fn close_idle(&mut self, now: u64, slot: Slot, lease: Lease, since: u64) {
         if let Some(tenant) = &mut self.tenants[slot] {
-            let are_waited_for = lease.waits_for_pauses(&self.settings);
+            let are_waited_for = lease.waits_for_pauses();
             tenant.pauses.idle(since, tenant.lease_ns, are_waited_for);
         }
         self.close(now, slot, Why::Idle);
@@ -244,8 +246,8 @@ impl Policy {
         };
         let unused = lasted.saturating_sub(used.map_or(u64::MAX, |used| used.ns));
         let processes = used.map_or(0, |used| used.processes);
-        let changes = u64::from(tenant.switched) + tenant.changes(now, processes, &self.settings);
-        let wanted = unused.saturating_add(changes.saturating_mul(self.settings.switch));
+        let changes = u64::from(tenant.switched) + tenant.changes(now, processes);
+        let wanted = unused.saturating_add(changes.saturating_mul(SWITCH));
         // A lease whose threads woke late may have what others left.
         let allowed = tenant.slack_ns.saturating_add(lease_ns / BELIEVED).min(self.settings.slack);
         let given = charged(wanted).min(allowed);
@@ -315,7 +317,7 @@ impl Policy {
                 _ => None,
             };
             tenant.drained_in(took, &self.settings);
-            tenant.pauses.drained(since, took, &self.settings);
+            tenant.pauses.drained(since, took);
             if let Some(held_up) = held_up {
                 for &gpu in &tenant.gpus {
                     let mean = &mut self.gpus[usize::from(gpu)].drain;

@@ -40,6 +40,7 @@ use fair::{Gpu, SchedEntity, Virtual};
 pub use idle::{Cause, IdleTotals};
 use journal::Ring;
 pub use journal::{Event, Note, RING, Why};
+pub use pace::IDLE;
 pub(crate) use settle::{Mask, each};
 use tenant::{Phase, Slot, Tenant};
 pub use types::{
@@ -131,7 +132,7 @@ impl Policy {
         if own.len() > 1 {
             self.gangs.push(slot);
         }
-        let tenant = Tenant::new(now, id, own, share, &self.settings);
+        let tenant = Tenant::new(now, id, own, share);
         self.tenants[slot] = Some(match before {
             Some((before, _)) => tenant.after(before),
             None => tenant,
@@ -198,7 +199,7 @@ impl Policy {
     pub fn set_share(&mut self, now: u64, id: TenantId, share: Share) {
         let Some((now, slot)) = self.event(now, id) else { return };
         let share = sane(share);
-        let Self { tenants, gpus, settings, .. } = self;
+        let Self { tenants, gpus, .. } = self;
         if let Some(tenant) = tenants[slot].as_mut().filter(|tenant| tenant.share != share) {
             for &gpu in &tenant.gpus {
                 let gpu = &mut gpus[usize::from(gpu)];
@@ -210,10 +211,10 @@ impl Policy {
                 }
             }
             if tenant.strict() {
-                let burst = tenant.burst(settings);
+                let burst = tenant.burst();
                 tenant.bucket.pass(now, tenant.share.millis, burst, 0);
             } else {
-                tenant.bucket = bucket::CapBucket::new(now, share.millis, settings.burst);
+                tenant.bucket = bucket::CapBucket::new(now, share.millis);
             }
             tenant.share = share;
             self.note(now, slot, Note::Share(share));
@@ -230,8 +231,8 @@ impl Policy {
             tenant.wanting = true;
             tenant.since = now;
             tenant.last_active = Some(now);
-            tenant.pauses.back(now, &self.settings);
-            let (millis, burst) = (tenant.share.millis, tenant.burst(&self.settings));
+            tenant.pauses.back(now);
+            let (millis, burst) = (tenant.share.millis, tenant.burst());
             tenant.bucket.pass(now, millis, burst, 0);
             // A tenant that still drains has not been idle.
             if now >= tenant.counts_until && !tenant.has_lease() {
@@ -345,12 +346,6 @@ impl Policy {
     pub fn configure(&mut self, settings: Settings) {
         self.settings = settings;
     }
-
-    /// The constants.
-    #[must_use]
-    pub fn settings(&self) -> &Settings {
-        &self.settings
-    }
 }
 
 /// What all events have in common.
@@ -387,7 +382,7 @@ impl Policy {
     }
 
     fn say_closed(&mut self, tenant: TenantId) {
-        let pace = Pace { idle_ns: self.settings.idle, is_narrow: false };
+        let pace = Pace { idle_ns: IDLE, is_narrow: false };
         self.commands.push_back(Command { tenant, state: GateState::Closed, pace });
     }
 

@@ -14,9 +14,19 @@
 //! **Narrow windows.** A tenant that wakes waits for what the holder has in flight. Where a tenant with as
 //! large a share has worked lately and may return at any time, holders keep less in flight.
 
+use super::settle::SOLO_AFTER;
 use super::tenant::{Slot, Tenant};
-use super::types::{GateState, Pace, Settings};
+use super::types::{GateState, MS, Pace, Settings};
 use super::{Policy, moving_mean};
+
+/// How long a tenant pauses before it counts as idle, nanoseconds.
+pub const IDLE: u64 = 100_000;
+/// The shortest, for a tenant whose pauses are all long.
+const IDLE_LEAST: u64 = 30_000;
+/// A longer pause is worth a hand-over and one back.
+const IDLE_WORTH: u64 = 300_000;
+/// A lease is not taken away sooner, even by a tenant that is owed time, unless that one's pauses are shorter.
+const MIN_HOLD: u64 = MS;
 
 /// Recent short pauses in a row after which the next is expected to be short.
 const ENOUGH: u32 = 4;
@@ -72,18 +82,18 @@ impl PausePattern {
 
     /// Its lease was closed at `closed` because it was idle, and took so long to drain that it must have
     /// been back before it saw the closing.
-    pub(super) fn drained(&mut self, closed: u64, took: u64, set: &Settings) {
+    pub(super) fn drained(&mut self, closed: u64, took: u64) {
         if took > CROSSED {
-            self.back(closed, set);
+            self.back(closed);
         }
     }
 
     /// It wants again.
-    pub(super) fn back(&mut self, now: u64, set: &Settings) {
+    pub(super) fn back(&mut self, now: u64) {
         let Some(since) = self.idle.take() else { return };
         let pause = now.saturating_sub(since);
-        self.long = if pause > set.idle_worth { (self.long + 1).min(LONG) } else { -LONG_AGAIN };
-        if pause > set.min_hold {
+        self.long = if pause > IDLE_WORTH { (self.long + 1).min(LONG) } else { -LONG_AGAIN };
+        if pause > MIN_HOLD {
             self.short /= 2;
             return;
         }
@@ -108,29 +118,28 @@ impl PausePattern {
     }
 
     /// How long others at least keep what it leaves in a pause.
-    pub(super) fn lent(&self, set: &Settings) -> u64 {
-        if self.short >= ENOUGH { self.pause.min(set.min_hold) } else { set.min_hold }
+    pub(super) fn lent(&self) -> u64 {
+        if self.short >= ENOUGH { self.pause.min(MIN_HOLD) } else { MIN_HOLD }
     }
 
     /// After how long without work it counts as idle, where others wait.
-    fn patience(&self, is_ahead: bool, set: &Settings) -> u64 {
-        let is_short = self.short >= ENOUGH && self.pause <= set.idle_worth.min(self.burst / 2);
+    fn patience(&self, is_ahead: bool) -> u64 {
+        let is_short = self.short >= ENOUGH && self.pause <= IDLE_WORTH.min(self.burst / 2);
         if !is_short || is_ahead || self.leases >= LOOK_AGAIN {
-            return if self.are_long() { set.idle_least.min(set.idle) } else { set.idle };
+            return if self.are_long() { IDLE_LEAST } else { IDLE };
         }
-        set.idle.max(self.pause + self.pause / 2)
+        IDLE.max(self.pause + self.pause / 2)
     }
 }
 
 impl Policy {
     /// How `slot` uses a lease in this state.
     pub(super) fn pace(&self, now: u64, slot: Slot, state: GateState) -> Pace {
-        let set = &self.settings;
         let idle_ns = match &self.tenants[slot] {
             Some(tenant) if state == GateState::Yield && self.competes(slot) => {
-                tenant.pauses.patience(self.is_ahead(slot), set)
+                tenant.pauses.patience(self.is_ahead(slot))
             }
-            _ => set.idle,
+            _ => IDLE,
         };
         let is_narrow =
             matches!(state, GateState::Open | GateState::Yield) && self.may_be_woken(now, slot);
@@ -149,7 +158,7 @@ impl Policy {
     fn may_be_woken(&self, now: u64, slot: Slot) -> bool {
         let millis = self.tenants[slot].as_ref().map_or(0, |tenant| tenant.share.millis);
         let naps = |other: &Tenant| {
-            let recent = |last: u64| now < last.saturating_add(self.settings.solo_after);
+            let recent = |last: u64| now < last.saturating_add(SOLO_AFTER);
             // A tenant whose lease has just ended may have more to do and not have reported it yet.
             let idle = other.pauses.is_idle() || now >= other.counts_until;
             let as_large = other.share.millis >= millis;

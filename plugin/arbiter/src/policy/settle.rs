@@ -4,7 +4,10 @@ use super::Policy;
 use super::fair::{Key, SchedEntity, contends, cost};
 use super::journal::Why;
 use super::tenant::{Phase, Slot, Tenant};
-use super::types::GateState;
+use super::types::{GateState, MS};
+
+/// A tenant is SOLO when no other has wanted or held the GPU for so long.
+pub(super) const SOLO_AFTER: u64 = 1000 * MS;
 
 /// A set of GPUs.
 pub(crate) type Mask = u128;
@@ -86,7 +89,7 @@ impl Policy {
             let slot = self.gpus[gpu].entities[i].slot;
             let Some(tenant) = &self.tenants[slot] else { continue };
             let may = tenant.waits() && !tenant.contends;
-            if may && tenant.ready_at(&self.settings) <= now {
+            if may && tenant.ready_at() <= now {
                 self.arrive(now, slot);
             }
         }
@@ -121,7 +124,7 @@ impl Policy {
     /// Ends the leases on `slot`'s GPUs when they have lasted their minimum, if `yields` says so of all holders.
     pub(super) fn take_soon(&mut self, slot: Slot, yields: fn(&Self, Slot, Slot, usize) -> bool) {
         let Some(tenant) = &self.tenants[slot] else { return };
-        let least = tenant.pauses.lent(&self.settings);
+        let least = tenant.pauses.lent();
         let held = |gpu: usize| Some((gpu, self.gpus[gpu].holder(&self.tenants)?));
         let held: Vec<(usize, Slot)> = self.gpus_of(slot).filter_map(held).collect();
         let all_yield = held.iter().all(|&(gpu, holder)| yields(self, slot, holder, gpu));
@@ -208,7 +211,7 @@ impl Policy {
                     return None;
                 }
                 if let Some(last) = other.last_active {
-                    alone = alone.max(last.saturating_add(self.settings.solo_after));
+                    alone = alone.max(last.saturating_add(SOLO_AFTER));
                 }
             }
         }
@@ -245,7 +248,7 @@ impl Policy {
         let saving = |entity: &SchedEntity| {
             let tenant = self.tenants[entity.slot].as_ref()?;
             let saves = tenant.waits() && !tenant.contends;
-            saves.then(|| tenant.ready_at(&self.settings))
+            saves.then(|| tenant.ready_at())
         };
         let leases = gpu.leases.iter().filter_map(lease);
         leases.chain(gpu.entities.iter().filter_map(saving)).min()

@@ -1,8 +1,8 @@
 //! One tenant: its share, its lease and the time that it has had.
 
 use super::LONG_WAIT_NS;
-use super::bucket::{self, CapBucket};
-use super::pace::PausePattern;
+use super::bucket::{self, BURST, CapBucket};
+use super::pace::{IDLE, PausePattern};
 use super::types::{GateState, GpuIndex, MS, Settings, Share, ShareKind, TenantId, TenantTotals};
 
 /// Index into the policy's tenants.
@@ -47,8 +47,8 @@ pub(super) struct Lease {
 
 impl Lease {
     /// Whether its tenant's pauses are waited for.
-    pub(super) fn waits_for_pauses(self, set: &Settings) -> bool {
-        self.idle_ns > set.idle
+    pub(super) fn waits_for_pauses(self) -> bool {
+        self.idle_ns > IDLE
     }
 }
 
@@ -72,6 +72,9 @@ const AGAIN_WAITS: u64 = 5 * MS;
 const AGAIN: u64 = 50 * MS;
 const AGAIN_WORKS: u64 = 1000 * MS;
 const AGAIN_DOUBLED: u32 = 4;
+
+/// How long the GPU serves one process while another of the tenant has work, nanoseconds.
+const SLICE: u64 = 2 * MS;
 
 /// How far back drains count: each new one weighs the old longest at 7/8.
 const MEMORY: u64 = 8;
@@ -157,13 +160,7 @@ pub(super) struct Tenant {
 }
 
 impl Tenant {
-    pub(super) fn new(
-        now: u64,
-        id: TenantId,
-        gpus: Vec<GpuIndex>,
-        share: Share,
-        set: &Settings,
-    ) -> Self {
+    pub(super) fn new(now: u64, id: TenantId, gpus: Vec<GpuIndex>, share: Share) -> Self {
         Self {
             id,
             gpus,
@@ -178,7 +175,7 @@ impl Tenant {
             overdue_at: u64::MAX,
             last_active: None,
             counts_until: 0,
-            bucket: CapBucket::new(now, share.millis, set.burst),
+            bucket: CapBucket::new(now, share.millis),
             pauses: PausePattern::default(),
             granted_at: now,
             lease_ns: 0,
@@ -286,14 +283,14 @@ impl Tenant {
     /// Strict shares: what may be saved, in time at the rate of the share: so much more on a host that wakes
     /// threads late that a lease loses no more to that than a report gives back
     /// ([`super::lease`]). Fewer and longer leases are the same cap.
-    pub(super) fn burst(&self, set: &Settings) -> u64 {
+    pub(super) fn burst(&self) -> u64 {
         /// A lease, charged, lasts at least so many hand-overs.
         const HANDOVERS: u64 = 24;
         /// And is no more than so many times as long.
         const MOST: u64 = 6;
         let charged = self.handover.saturating_mul(HANDOVERS);
         let needed = bucket::burst_for(charged, self.share.millis);
-        needed.clamp(set.burst, set.burst.saturating_mul(MOST))
+        needed.clamp(BURST, BURST * MOST)
     }
 
     /// Notes that it waited for a lease, and got it.
@@ -305,13 +302,13 @@ impl Tenant {
 
     /// Estimate of how often the GPU changed between its processes in the lease that it has just drained:
     /// after each slice while it could launch, and at the end once to each.
-    pub(super) fn changes(&self, now: u64, processes: u32, set: &Settings) -> u64 {
+    pub(super) fn changes(&self, now: u64, processes: u32) -> u64 {
         let (Phase::Draining { since, .. } | Phase::Late { since }) = self.phase else { return 0 };
         let others = u64::from(processes.saturating_sub(1));
         if others == 0 {
             return 0;
         }
-        let slices = |ns: u64| ns / set.slice.max(1);
+        let slices = |ns: u64| ns / SLICE;
         let open = slices(since.saturating_sub(self.granted_at));
         open + slices(now.saturating_sub(since)).max(others)
     }
@@ -324,9 +321,9 @@ impl Tenant {
 
     /// When a tenant that wants may have a lease: a strict one when it has saved enough, a late one after a
     /// moment, others at once.
-    pub(super) fn ready_at(&self, set: &Settings) -> u64 {
+    pub(super) fn ready_at(&self) -> u64 {
         let saved = match self.strict() {
-            true => self.bucket.ready_at(self.share.millis, self.burst(set)),
+            true => self.bucket.ready_at(self.share.millis, self.burst()),
             false => 0,
         };
         saved.max(self.again_at())

@@ -114,7 +114,7 @@ pub enum Watch {
 /// Nanoseconds in a millisecond.
 pub const MS: u64 = 1_000_000;
 
-/// The policy's constants, nanoseconds. `docs/internals/compute.md` gives the reasons.
+/// Constants that are configured, or that tests vary, nanoseconds. `docs/internals/compute.md` gives the reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// How long a lease lasts while others wait, where nothing calls for another length.
@@ -128,31 +128,15 @@ pub struct Settings {
     pub drains: u64,
     /// And so many mean hand-overs: on a host that wakes threads late, they would consume it, too.
     pub handovers: u64,
-    /// A lease is not taken away sooner, even by a tenant that is owed time, unless that one's pauses are shorter.
-    pub min_hold: u64,
     /// Most GPU time that is owed to a tenant when it begins to want.
     pub credit: u64,
     /// Shortest time to drain before the next tenant is let in beside the late one.
     pub drain_least: u64,
     /// Longest such time.
     pub drain_most: u64,
-    /// A tenant is SOLO when no other has wanted or held the GPU for so long.
-    pub solo_after: u64,
-    /// Strict shares: what may be saved, in time at the rate of the share.
-    pub burst: u64,
-    /// Strict shares: what a change of the GPU to another tenant takes, which is not charged to the cap.
-    pub switch: u64,
-    /// How long the GPU serves one process while another of the tenant has work.
-    pub slice: u64,
     /// Strict shares: a sixteenth of the charge may return to the cap because the tenant reports that it had
     /// nothing in flight; this much of it is saved at most.
     pub slack: u64,
-    /// How long a tenant pauses before it counts as idle.
-    pub idle: u64,
-    /// The shortest, for a tenant that never does.
-    pub idle_least: u64,
-    /// A longer pause is worth a hand-over and one back.
-    pub idle_worth: u64,
 }
 
 impl Default for Settings {
@@ -163,18 +147,10 @@ impl Default for Settings {
             quantum_most: 20 * MS,
             drains: 2,
             handovers: 50,
-            min_hold: MS,
             credit: 20 * MS,
             drain_least: 20 * MS,
             drain_most: 200 * MS,
-            solo_after: 1000 * MS,
-            burst: 50 * MS,
-            switch: 50_000,
-            slice: 2 * MS,
             slack: 5 * MS,
-            idle: 100_000,
-            idle_least: 30_000,
-            idle_worth: 300_000,
         }
     }
 }

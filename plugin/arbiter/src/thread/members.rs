@@ -10,7 +10,7 @@ use crate::fallback_schedule::{self, Part};
 use crate::flights::Flights;
 use crate::gate_connections::GateConnections;
 use crate::linked_shares::OwnShare;
-use crate::policy::{GateState, GpuIndex, MAX_GPUS, Pace, Share, TenantId};
+use crate::policy::{GateState, GpuIndex, IDLE, MAX_GPUS, Pace, Share, TenantId};
 
 impl Thread {
     pub(super) fn admit(&mut self, mut opened: OpenedPages, now: Now) {
@@ -62,8 +62,7 @@ impl Thread {
         let adopted = opened.in_use > 0;
         let mut tenant =
             ArbitratedTenant::new(opened, gpus.clone(), share, connections, now.instant);
-        let idle_ns = self.policy.settings().idle;
-        tenant.set_pace(&self.leases, Pace { idle_ns, is_narrow: false });
+        tenant.set_pace(&self.leases, Pace { idle_ns: IDLE, is_narrow: false });
         tenant.beat(now.ns);
         if let Some(traced) = &mut self.traced {
             traced.tenants.insert(TenantId(key), tenant.id.clone());
