@@ -396,16 +396,6 @@ pub(super) fn left_us(gate: &Local, streams: &Streams) -> Option<u32> {
 /// Operations in flight up to which streams that have none get room.
 const MOST_TIED: u32 = 32;
 
-/// What came of waiting for room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Room {
-    /// There may be some.
-    Look,
-    /// There is none, and the launch is to go all the same: what is in flight may wait for it
-    /// (`cuStreamWaitValue`), or be without end.
-    Given,
-}
-
 /// Two operations may always be in flight on a GPU, whatever fills the others; and where work has proved
 /// to wait for what is held back, one in a stream that has none.
 fn has_own_room(gate: &Local, streams: &Streams, stream: Stream, ctx: usize) -> bool {
@@ -439,19 +429,20 @@ fn gives_itself_room(gate: &Local, streams: &mut Streams, is_still: bool) -> boo
 }
 
 /// Waits, with the flag down, until there may be room, the gate's word is another, or nothing has
-/// completed for too long.
+/// completed for too long. True where there is none, and the launch is to go all the same: what is in flight may wait
+/// for it (`cuStreamWaitValue`), or be without end.
 #[cold]
 #[inline(never)]
-pub(super) fn wait_for_room(process: &Process, word: u32, stream: Stream) -> Room {
+pub(super) fn wait_for_room(process: &Process, word: u32, stream: Stream) -> bool {
     process.account.count_window_wait();
     let flight = process.gate.flight();
     flight.roomless.fetch_add(1, Ordering::Relaxed);
-    let room = await_room(process, word, stream);
+    let is_given = await_room(process, word, stream);
     flight.roomless.fetch_sub(1, Ordering::Relaxed);
-    room
+    is_given
 }
 
-fn await_room(process: &Process, word: u32, stream: Stream) -> Room {
+fn await_room(process: &Process, word: u32, stream: Stream) -> bool {
     let gate = &process.gate;
     let (begun_us, ctx) = (now_us(), events::context_of(stream));
     let (mut awaited, mut is_behind, mut left) = (false, true, None);
@@ -462,23 +453,23 @@ fn await_room(process: &Process, word: u32, stream: Stream) -> Room {
             mark_all(process, &mut streams);
             let landed = land(process, &mut streams, awaited);
             if landed {
-                return Room::Look;
+                return false;
             }
             if streams.flying.is_empty() && process.records.busy_from(0).is_none() {
                 // What ended threads had been counted for.
                 gate.make_room(gate.flight().admitted.load(Ordering::Relaxed));
-                return Room::Look;
+                return false;
             }
             let still_us = gate.progress.still_for_us(now_us());
             if gives_itself_room(gate, &mut streams, still_us >= PAUSED_US) {
                 streams.taint();
-                return Room::Given;
+                return true;
             }
             is_behind = streams.flying.iter().any(|marker| marker.stream == stream.0);
             // What has proved to wait for launches may do so again.
             left = left_us(gate, &streams).filter(|_| gate.progress.proofs() == 0);
             if has_own_room(gate, &streams, stream, ctx) {
-                return Room::Given;
+                return true;
             }
         }
         let (now_us, expected_us) = (now_us(), gate.expected_us());
@@ -490,10 +481,10 @@ fn await_room(process: &Process, word: u32, stream: Stream) -> Room {
                 streams.lanes.drop_broken();
                 streams.taint();
             }
-            return Room::Given;
+            return true;
         }
         awaited = true;
         gate.overslept.nap(left);
     }
-    Room::Look
+    false
 }

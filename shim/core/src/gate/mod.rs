@@ -320,7 +320,7 @@ fn admit_when(kind: Kind, stream: Stream, may_queue: bool) -> Result<Pass, CUres
         drop(busy);
         let errno = errno();
         if is_open {
-            has_room = flight::wait_for_room(process, word, stream) == flight::Room::Given;
+            has_room = flight::wait_for_room(process, word, stream);
         } else {
             (may_wait, ticket) = wait_at(process, stream, may_queue.then_some(tried));
         }
