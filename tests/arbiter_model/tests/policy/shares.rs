@@ -134,17 +134,6 @@ fn a_heavy_tenant_is_not_made_to_wait_for_every_light_one() {
 }
 
 #[test]
-fn overruns_are_charged() {
-    // 8 ms operations against 50 µs: leases of the one last about 16 ms longer than its quantum.
-    let loads = vec![
-        Load::backlogged(burst(500), (8 * MS, 8 * MS)),
-        Load::backlogged(burst(500), (50 * US, 50 * US)),
-    ];
-    let figures = play(loads, 6 * SECOND);
-    assert!(figures.share_error_pp(4) < 0.5, "{figures:?}");
-}
-
-#[test]
 fn who_wakes_is_served_soon_and_who_was_away_cannot_hoard() {
     let waker = Load::backlogged(burst(500), (100 * US, 100 * US));
     // 2 ms of work, every 40 ms.
