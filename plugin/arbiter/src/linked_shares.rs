@@ -146,41 +146,12 @@ impl LinkedShares {
 
     /// Changes the connections of a process at a gate, and with them which shares it links.
     fn set_gate(&mut self, token: u64, tenant: u32, now: Gate, moved: &mut BTreeSet<u32>) {
-        let gates = self.processes.entry(token).or_default();
-        let before = gates.get(&tenant).copied().unwrap_or_default();
-        let pairs = |gate: Gate, gates: &BTreeMap<u32, Gate>| {
-            let mut pairs = Vec::new();
-            if gate.connections > 0 {
-                let leads = |(lead, gate): (&u32, &Gate)| (gate.leads > 0).then_some(*lead);
-                let others = gates.iter().filter(|(other, _)| **other != tenant);
-                pairs.extend(others.clone().filter_map(leads).map(|lead| (lead, tenant)));
-                if gate.leads > 0 {
-                    pairs.extend(others.map(|(other, _)| (tenant, *other)));
-                    pairs.push((tenant, tenant));
-                }
-            }
-            pairs
-        };
-        if (before.connections > 0, before.leads > 0) != (now.connections > 0, now.leads > 0) {
-            let (old, new) = (pairs(before, gates), pairs(now, gates));
-            for pair in new.iter().filter(|pair| !old.contains(pair)) {
-                let count = self.uses.entry(*pair).or_default();
-                *count += 1;
-                if *count == 1 {
-                    self.used_by.insert((pair.1, pair.0));
-                    moved.extend([pair.0, pair.1]);
-                }
-            }
-            for pair in old.iter().filter(|pair| !new.contains(pair)) {
-                let Entry::Occupied(mut count) = self.uses.entry(*pair) else { continue };
-                *count.get_mut() -= 1;
-                if *count.get() == 0 {
-                    count.remove();
-                    self.used_by.remove(&(pair.1, pair.0));
-                    moved.extend([pair.0, pair.1]);
-                }
-            }
+        let links = |gate: Gate| (gate.connections > 0, gate.leads > 0);
+        let changes = links(self.gate(token, tenant)) != links(now);
+        if changes {
+            self.count_uses(token, false, moved);
         }
+        let gates = self.processes.entry(token).or_default();
         if now == Gate::default() {
             gates.remove(&tenant);
         } else {
@@ -188,6 +159,27 @@ impl LinkedShares {
         }
         if gates.is_empty() {
             self.processes.remove(&token);
+        }
+        if changes {
+            self.count_uses(token, true, moved);
+        }
+    }
+
+    /// A process counts once for each pair of a gate that it keeps to and a share that it has: from now on, or no more.
+    fn count_uses(&mut self, token: u64, counts: bool, moved: &mut BTreeSet<u32>) {
+        let Some(gates) = self.processes.get(&token) else { return };
+        for (lead, _) in gates.iter().filter(|(_, gate)| gate.leads > 0) {
+            for share in gates.keys() {
+                moved.extend([*lead, *share]);
+                let count = self.uses.entry((*lead, *share)).or_default();
+                *count = if counts { *count + 1 } else { count.saturating_sub(1) };
+                if *count == 0 {
+                    self.uses.remove(&(*lead, *share));
+                    self.used_by.remove(&(*share, *lead));
+                } else {
+                    self.used_by.insert((*share, *lead));
+                }
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::gate_connections::ProtocolViolations;
 use super::latency::TurnHistogram;
-use super::policy::{GateState, IdleTotals, Share, ShareKind, TenantTotals};
+use super::policy::{GateState, IdleTotals, Share, TenantTotals};
 use std::collections::BTreeMap;
 
 /// One GPU.
@@ -49,14 +49,6 @@ pub struct TenantShare {
     pub ignored: u64,
     /// Its protocol violations.
     pub violations: ProtocolViolations,
-}
-
-impl TenantShare {
-    /// Whether its share is also a cap.
-    #[must_use]
-    pub fn is_strict(&self) -> bool {
-        self.share.kind == ShareKind::Strict
-    }
 }
 
 /// The state of all GPUs and tenants.

@@ -7,8 +7,6 @@ use super::types::{GateState, GpuIndex, Share, TenantId, TenantTotals};
 /// One GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuView {
-    /// Its index.
-    pub gpu: GpuIndex,
     /// The tenant that holds the lease or still drains it; late ones do not count.
     pub holder: Option<TenantId>,
     /// Tenants that drain too late and use the GPU beside the holder.
@@ -45,7 +43,6 @@ impl Policy {
         let late = |slot: &Slot| matches!(phase(*slot), Some(Phase::Late { .. }));
         let id = |slot: Slot| self.tenants[slot].as_ref().map(|tenant| tenant.id);
         Some(GpuView {
-            gpu,
             holder: at.leases.iter().find(|slot| !late(slot)).and_then(|&slot| id(slot)),
             late: at.leases.iter().filter(|slot| late(slot)).filter_map(|&slot| id(slot)).collect(),
             waiting: at.contenders(&self.tenants),
