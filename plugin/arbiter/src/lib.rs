@@ -171,16 +171,16 @@ impl Arbiter {
 
     /// Ends, and informs the tenants, which ration themselves from then on.
     pub fn stop(&self) {
-        self.end(Order::Stop);
+        self.end(true);
     }
 
     /// Ends without informing the tenants, because another arbiter takes over at once.
     pub fn abandon(&self) {
-        self.end(Order::Abandon);
+        self.end(false);
     }
 
-    fn end(&self, order: Order) {
-        self.order(order);
+    fn end(&self, informs: bool) {
+        self.order(Order::End(informs));
         if let Some(thread) = lock(&self.thread).take() {
             // A panic has been reported; tenants notice the silence.
             let _ = thread.join();

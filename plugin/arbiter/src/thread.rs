@@ -41,24 +41,8 @@ pub(super) enum Order {
     BeginTrace(Tracing, TraceAnswer),
     /// The asker has enough, or is gone.
     EndTrace(Option<SyncSender<Noted>>),
-    /// Ends; tenants are informed.
-    Stop,
-    /// Ends; another arbiter takes over.
-    Abandon,
-}
-
-/// Whether the thread goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Going {
-    On,
-    Stopped,
-    Abandoned,
-}
-
-impl Going {
-    fn then(self, later: Self) -> Self {
-        if self == Going::On { later } else { self }
-    }
+    /// Ends. Whether tenants are informed: not where another arbiter takes over.
+    End(bool),
 }
 
 /// One moment, by both clocks.
@@ -115,6 +99,8 @@ pub(super) struct Thread {
     commands: u64,
     /// A trace that goes on.
     traced: Option<Begun>,
+    /// It has been ordered to end; see [`Order::End`].
+    ends: Option<bool>,
     /// Idle time of GPUs that no tenant has now, by UUID.
     idle_before: BTreeMap<String, IdleTotals>,
 }
@@ -150,6 +136,7 @@ impl Thread {
             turns: TurnHistogram::default(),
             commands: 0,
             traced: None,
+            ends: None,
             idle_before: BTreeMap::new(),
         }
     }
@@ -157,8 +144,7 @@ impl Thread {
     /// Runs until it is ordered to stop, or until no sender of orders is left.
     pub fn run(mut self) {
         let mut ready = Ready::new();
-        let mut going_on = Going::On;
-        while going_on == Going::On {
+        while self.ends.is_none() {
             let at = self.next_due();
             self.reactor.arm(at);
             if let Err(error) = self.reactor.wait(&mut ready) {
@@ -168,22 +154,22 @@ impl Thread {
             for token in &ready.tokens {
                 let now = Now::read();
                 let before = self.commands;
-                going_on = going_on.then(self.handle(*token, now));
+                self.handle(*token, now);
                 if self.commands != before {
                     self.turns.add(monotonic_ns().saturating_sub(now.ns));
                 }
             }
             self.keep_time(Now::read());
         }
-        if going_on != Going::Abandoned {
+        if self.ends != Some(false) {
             self.tenants.values().for_each(|tenant| tenant.beat(ARBITER_GONE));
         }
     }
 
     /// Does what a ready event source asks for.
-    fn handle(&mut self, token: Token, now: Now) -> Going {
+    fn handle(&mut self, token: Token, now: Now) {
         match token {
-            Token::Wake => return self.handle_orders(now),
+            Token::Wake => self.handle_orders(now),
             Token::Timer => {}
             Token::Listener(key) => {
                 if let Some(tenant) = self.tenants.get_mut(&key) {
@@ -205,7 +191,6 @@ impl Thread {
                 }
             }
         }
-        Going::On
     }
 
     fn next_due(&self) -> Option<u64> {
@@ -402,8 +387,8 @@ impl Thread {
     }
 
     /// Carries orders out.
-    fn handle_orders(&mut self, now: Now) -> Going {
-        loop {
+    fn handle_orders(&mut self, now: Now) {
+        while self.ends.is_none() {
             match self.orders.try_recv() {
                 Ok(Order::Admit(opened)) => self.admit(*opened, now),
                 Ok(Order::Release(allocation)) => {
@@ -421,9 +406,9 @@ impl Thread {
                 Ok(Order::View(answer)) => drop(answer.try_send(self.view(now))),
                 Ok(Order::BeginTrace(trace, answer)) => self.begin_trace(trace, &answer, now),
                 Ok(Order::EndTrace(answer)) => self.end_trace(answer, now),
-                Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return Going::Stopped,
-                Ok(Order::Abandon) => return Going::Abandoned,
-                Err(TryRecvError::Empty) => return Going::On,
+                Ok(Order::End(informs)) => self.ends = Some(informs),
+                Err(TryRecvError::Disconnected) => self.ends = Some(true),
+                Err(TryRecvError::Empty) => return,
             }
         }
     }
