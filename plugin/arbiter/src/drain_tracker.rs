@@ -316,19 +316,6 @@ mod tests {
     }
 
     #[test]
-    fn lies_change_nothing() {
-        let mut drains = two();
-        drains.open(4);
-        assert!(!drains.drained(1, 4, 0), "the gate is not closed");
-        drains.close(5);
-        for (key, epoch) in [(1, 4), (1, 6), (9, 5)] {
-            assert!(!drains.drained(key, epoch, 0));
-        }
-        assert_eq!(drains.owing(), 2);
-        assert!(!drains.idle(1, 5), "closed is not idle");
-    }
-
-    #[test]
     fn a_tenant_waits_when_all_of_it_do_that_have_not_drained() {
         let mut drains = two();
         drains.close(5);
@@ -362,17 +349,6 @@ mod tests {
         assert!(drains.idle(2, 7));
         drains.open(8);
         assert!(!drains.idle(2, 8), "again in every epoch");
-    }
-
-    #[test]
-    fn strangers_are_waited_for_until_they_are_forgotten() {
-        let mut drains = DrainTracker::new(1);
-        drains.expect_inherited();
-        drains.expect_inherited();
-        assert_eq!(drains.owing(), 1);
-        drains.forget_inherited();
-        drains.forget_inherited();
-        assert_eq!(drains.owing(), 0);
     }
 
     #[test]
