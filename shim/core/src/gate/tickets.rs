@@ -63,11 +63,6 @@ impl Tickets {
         self.offered.load(Ordering::SeqCst) != 0
     }
 
-    /// Waits until the process that was offered one has taken it, as long as `patient`, which is asked each time.
-    pub(super) fn await_taker(&self, patient: impl Fn() -> bool) {
-        while self.is_out() && patient() {}
-    }
-
     /// Takes an offer back. True if nobody has taken it.
     pub(super) fn withdraw(&self) -> bool {
         self.offered.swap(0, Ordering::SeqCst) != 0
@@ -106,26 +101,6 @@ mod tests {
         assert_eq!(tickets.offer(|_, _| 0, 2), Some(0));
         assert!(tickets.is_offered(1) && !tickets.is_offered(2) && !tickets.take(2));
         assert!(tickets.take(1) && !tickets.take(1) && !tickets.withdraw());
-    }
-
-    #[test]
-    fn whoever_was_offered_a_ticket_may_take_its_time() {
-        let tickets = with(&[10]);
-        let asked = core::cell::Cell::new(0);
-        let ask = |most| {
-            asked.set(asked.get() + 1);
-            // Its thread runs at last.
-            assert!(asked.get() != 3 || tickets.take(1));
-            asked.get() < most
-        };
-        assert_eq!(tickets.offer(|_, _| 0, 2), Some(0));
-        tickets.await_taker(|| ask(100));
-        assert_eq!((asked.get(), tickets.withdraw()), (3, false), "it was taken");
-        // One that never runs is not waited for for ever.
-        assert_eq!(tickets.offer(|_, _| 0, 2), Some(0));
-        tickets.await_taker(|| ask(50));
-        assert!(asked.get() == 50 && tickets.withdraw());
-        tickets.await_taker(|| unreachable!("nothing is out"));
     }
 
     #[test]
