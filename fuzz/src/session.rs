@@ -5,7 +5,7 @@ use tessera_region::session::{MESSAGE_BYTES, Message};
 /// Whatever decodes says exactly the packet it came from; both ends use the same code.
 pub fn session(data: &[u8]) {
     for packet in data.chunks(MESSAGE_BYTES).chain([data]) {
-        if let Ok(message) = Message::decode(packet) {
+        if let Some(message) = Message::decode(packet) {
             assert_eq!(message.encode(), packet, "{message:?}");
         }
     }
@@ -14,8 +14,7 @@ pub fn session(data: &[u8]) {
     for (to, from) in packet[4..].iter_mut().zip(data) {
         *to = *from;
     }
-    match Message::decode(&packet) {
-        Ok(message) => assert_eq!(message.encode(), packet, "{message:?}"),
-        Err(error) => assert!(!error.to_string().is_empty()),
+    if let Some(message) = Message::decode(&packet) {
+        assert_eq!(message.encode(), packet, "{message:?}");
     }
 }

@@ -282,7 +282,7 @@ impl GateConnections {
                 }
             };
             let message = Message::decode_spoken(&packet[..length]).map(|(message, _)| message);
-            let is_hello = matches!(message, Ok(Message::Hello { .. }));
+            let is_hello = matches!(message, Some(Message::Hello { .. }));
             let page = match descriptor.map(|descriptor| self.map(descriptor, is_hello)).transpose()
             {
                 Ok(page) => page.flatten(),
@@ -293,9 +293,9 @@ impl GateConnections {
                 }
             };
             let count = match message {
-                Ok(message) if self.hear(number, message, page, reactor, events) => continue,
-                Ok(_) => &mut self.violations.nonsense,
-                Err(_) => &mut self.violations.garbage,
+                Some(message) if self.hear(number, message, page, reactor, events) => continue,
+                Some(_) => &mut self.violations.nonsense,
+                None => &mut self.violations.garbage,
             };
             *count += 1;
             let Some(peer) = self.peers.get_mut(&number) else { return };

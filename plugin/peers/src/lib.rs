@@ -231,7 +231,7 @@ async fn converse(
             tokio::time::sleep(wait).await;
         }
         match Message::decode_spoken(&packet[..length]) {
-            Ok((message, abi)) => {
+            Some((message, abi)) => {
                 let heard = tenant.hear(key, &message, |gpu| pages.memory(gpu));
                 if heard != Heard::Nonsense {
                     if is_news(&message) {
@@ -246,7 +246,7 @@ async fn converse(
                     continue;
                 }
             }
-            Err(error) => debug!(%error, "a packet on a session is no message"),
+            None => debug!("a packet on a session is no message"),
         }
         garbage += 1;
         let dropped = garbage >= tenant::MAX_GARBAGE;

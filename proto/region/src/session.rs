@@ -8,10 +8,7 @@
 //! | 8 | 56 | payload, per message; bytes it does not use are zero |
 //!
 //! Integers are little-endian. Both ends believe nothing: a packet of another length, an unknown
-//! message, a value out of range or a byte that should be zero is an error of its own, so that a
-//! flood of garbage can be counted by what it is.
-
-use core::fmt;
+//! message, a value out of range or a byte that should be zero is no message.
 
 use crate::abi;
 use crate::layout::{ABI_VERSION, MAX_GPUS, SLOTS};
@@ -106,37 +103,6 @@ pub enum EventKind {
     /// The process made a context: memory that no call shows has just been taken.
     ContextMade = 5,
 }
-
-/// A packet that is no message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DecodeError {
-    /// Not [`MESSAGE_BYTES`] long.
-    Length(usize),
-    /// The first bytes are not the magic.
-    Magic([u8; 2]),
-    /// Another ABI version.
-    Abi(u16),
-    /// An unknown message.
-    Unknown(u32),
-    /// A known message with an impossible field.
-    Malformed(&'static str),
-}
-
-impl fmt::Display for DecodeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Length(found) => write!(f, "{found} bytes instead of {MESSAGE_BYTES}"),
-            Self::Magic(found) => write!(f, "not a session message (magic {found:02x?})"),
-            Self::Abi(found) => {
-                write!(f, "session ABI {found}, this program speaks {}", abi::version())
-            }
-            Self::Unknown(kind) => write!(f, "unknown session message {kind}"),
-            Self::Malformed(field) => write!(f, "malformed session message: {field}"),
-        }
-    }
-}
-
-impl core::error::Error for DecodeError {}
 
 /// The kinds of messages, by their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -238,64 +204,53 @@ impl Message {
         packet.bytes
     }
 
-    /// The message in a packet as received from somebody of this program's own version.
-    pub fn decode(packet: &[u8]) -> Result<Self, DecodeError> {
+    /// The message in a packet as received from somebody of this program's own version; `None` where it is none.
+    pub fn decode(packet: &[u8]) -> Option<Self> {
         Self::decode_if(packet, |abi| abi == abi::version()).map(|(message, _)| message)
     }
 
-    /// The plugin's side: the message, and which version its sender speaks.
-    ///
-    /// # Errors
-    /// As [`Self::decode`]; [`DecodeError::Abi`] for versions that the plugin does not speak.
-    pub fn decode_spoken(packet: &[u8]) -> Result<(Self, u32), DecodeError> {
+    /// The plugin's side: the message of any version that the plugin speaks, and which its sender does.
+    pub fn decode_spoken(packet: &[u8]) -> Option<(Self, u32)> {
         Self::decode_if(packet, abi::speaks)
     }
 
-    fn decode_if(packet: &[u8], spoken: impl Fn(u32) -> bool) -> Result<(Self, u32), DecodeError> {
-        let packet: &[u8; MESSAGE_BYTES] =
-            packet.try_into().map_err(|_| DecodeError::Length(packet.len()))?;
-        let mut fields = Fields { bytes: packet, at: 0 };
-        let magic = fields.bytes();
-        if magic != MAGIC {
-            return Err(DecodeError::Magic(magic));
+    fn decode_if(packet: &[u8], spoken: impl Fn(u32) -> bool) -> Option<(Self, u32)> {
+        let mut fields = Fields { bytes: packet.try_into().ok()?, at: 0 };
+        if fields.bytes::<2>() != MAGIC {
+            return None;
         }
-        let abi = u16::from_le_bytes(fields.bytes());
-        if !spoken(abi.into()) {
-            return Err(DecodeError::Abi(abi));
+        let abi = u32::from(u16::from_le_bytes(fields.bytes()));
+        if !spoken(abi) {
+            return None;
         }
-        let number = fields.u32();
-        let message = match Kind::from_u32(number).ok_or(DecodeError::Unknown(number))? {
+        let message = match Kind::from_u32(fields.u32())? {
             Kind::Hello => Self::Hello {
-                slot: fields.below(SLOTS, "slot")?,
+                slot: fields.below(SLOTS)?,
                 pid: fields.u32(),
                 generation: fields.u64(),
             },
             Kind::Welcome => Self::Welcome { generation: fields.u64() },
-            Kind::Want => Self::Want { gpu: fields.below(MAX_GPUS, "gpu")? },
+            Kind::Want => Self::Want { gpu: fields.below(MAX_GPUS)? },
             Kind::Drained => Self::Drained {
-                gpu: fields.below(MAX_GPUS, "gpu")?,
+                gpu: fields.below(MAX_GPUS)?,
                 epoch: fields.u32(),
                 used_ns: fields.u64(),
             },
-            Kind::Idle => Self::Idle { gpu: fields.below(MAX_GPUS, "gpu")?, epoch: fields.u32() },
+            Kind::Idle => Self::Idle { gpu: fields.below(MAX_GPUS)?, epoch: fields.u32() },
             Kind::Late => Self::Late {
-                gpu: fields.below(MAX_GPUS, "gpu")?,
+                gpu: fields.below(MAX_GPUS)?,
                 epoch: fields.u32(),
-                works: fields.below(2, "works")? == 1,
+                works: fields.below(2)? == 1,
             },
-            Kind::Joins => {
-                Self::Joins { token: fields.u64(), leads: fields.below(2, "leads")? == 1 }
-            }
+            Kind::Joins => Self::Joins { token: fields.u64(), leads: fields.below(2)? == 1 },
             Kind::Event => Self::Event(Event {
-                kind: EventKind::from_u32(fields.u32())
-                    .ok_or(DecodeError::Malformed("event kind"))?,
+                kind: EventKind::from_u32(fields.u32())?,
                 gpu: fields.gpu_or_none()?,
                 bytes: fields.u64(),
                 uuid: fields.bytes(),
             }),
         };
-        fields.rest_is_zero()?;
-        Ok((message, abi.into()))
+        fields.rest_is_zero().then_some((message, abi))
     }
 }
 
@@ -361,27 +316,22 @@ impl Fields<'_> {
         u64::from_le_bytes(self.bytes())
     }
 
-    fn below(&mut self, bound: usize, field: &'static str) -> Result<u32, DecodeError> {
+    fn below(&mut self, bound: usize) -> Option<u32> {
         let value = self.u32();
-        match usize::try_from(value) {
-            Ok(index) if index < bound => Ok(value),
-            _ => Err(DecodeError::Malformed(field)),
-        }
+        usize::try_from(value).is_ok_and(|index| index < bound).then_some(value)
     }
 
-    fn gpu_or_none(&mut self) -> Result<Option<u32>, DecodeError> {
+    /// An event's; the inner `None` where it has none.
+    fn gpu_or_none(&mut self) -> Option<Option<u32>> {
         if self.bytes[self.at..self.at + 4] == NO_GPU.to_le_bytes() {
             self.at += 4;
-            return Ok(None);
+            return Some(None);
         }
-        self.below(MAX_GPUS, "gpu").map(Some)
+        self.below(MAX_GPUS).map(Some)
     }
 
-    fn rest_is_zero(&self) -> Result<(), DecodeError> {
-        match self.bytes[self.at..].iter().all(|&byte| byte == 0) {
-            true => Ok(()),
-            false => Err(DecodeError::Malformed("bytes after the message are not zero")),
-        }
+    fn rest_is_zero(&self) -> bool {
+        self.bytes[self.at..].iter().all(|&byte| byte == 0)
     }
 }
 
@@ -399,7 +349,7 @@ mod tests {
             for message in all {
                 let bytes = message.encode();
                 assert_eq!(bytes[4..8], (kind as u32).to_le_bytes(), "{kind:?}");
-                assert_eq!(Message::decode(&bytes), Ok(message));
+                assert_eq!(Message::decode(&bytes), Some(message));
             }
         }
     }
@@ -407,29 +357,24 @@ mod tests {
     proptest! {
         #[test]
         fn whatever_is_accepted_has_one_encoding(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
-            if let Ok(message) = Message::decode(&bytes) {
+            if let Some(message) = Message::decode(&bytes) {
                 prop_assert_eq!(&message.encode()[..], &bytes[..]);
             }
         }
     }
 
     #[test]
-    fn every_kind_of_garbage_has_its_own_error() {
+    fn what_is_no_message_of_this_version_is_refused() {
         let good = Message::Want { gpu: 3 }.encode();
-        let with = |at: usize, byte: u8| {
+        for packet in [&good[..0], &good[..63], &[0; 65][..]] {
+            assert_eq!(Message::decode(packet), None);
+        }
+        // In the magic, the version, the kind, the GPU and behind it.
+        for (at, byte) in [(0, b'X'), (2, 9), (4, 99), (8, 16), (63, 1)] {
             let mut bytes = good;
             bytes[at] = byte;
-            Message::decode(&bytes)
-        };
-        assert_eq!(Message::decode(&[]), Err(DecodeError::Length(0)));
-        assert_eq!(Message::decode(&good[..63]), Err(DecodeError::Length(63)));
-        assert_eq!(Message::decode(&[0; 65]), Err(DecodeError::Length(65)));
-        assert_eq!(with(0, b'X'), Err(DecodeError::Magic(*b"XS")));
-        assert_eq!(with(2, 9), Err(DecodeError::Abi(9)));
-        assert_eq!(with(4, 99), Err(DecodeError::Unknown(99)));
-        assert_eq!(with(8, 16), Err(DecodeError::Malformed("gpu")));
-        let trailing = DecodeError::Malformed("bytes after the message are not zero");
-        assert_eq!(with(63, 1), Err(trailing));
+            assert_eq!(Message::decode(&bytes), None, "{at}");
+        }
     }
 
     #[test]

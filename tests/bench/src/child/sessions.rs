@@ -65,7 +65,10 @@ fn tenant(dir: &Path, ready: i32) -> anyhow::Result<()> {
         libc::recv(session.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0)
     };
     anyhow::ensure!(usize::try_from(heard) == Ok(MESSAGE_BYTES), "no welcome");
-    anyhow::ensure!(matches!(Message::decode(&answer), Ok(Message::Welcome { .. })), "no welcome");
+    anyhow::ensure!(
+        matches!(Message::decode(&answer), Some(Message::Welcome { .. })),
+        "no welcome"
+    );
     // SAFETY: one byte of a live buffer.
     unsafe { libc::write(ready, [1u8].as_ptr().cast(), 1) };
     loop {
