@@ -311,9 +311,9 @@ impl GateConnections {
     /// that has no page.
     fn map(&self, file: OwnedFd, is_hello: bool) -> Result<Option<FlightReader>, Refused> {
         match FlightReader::map(file.as_fd()) {
-            Ok(page) if is_hello => Ok((!ListenerKind::Pages.is_reserved(&file)).then_some(page)),
-            Ok(_) => Err(Refused),
-            Err(_) => {
+            Some(page) if is_hello => Ok((!ListenerKind::Pages.is_reserved(&file)).then_some(page)),
+            Some(_) => Err(Refused),
+            None => {
                 self.closer.leave(file);
                 Err(Refused)
             }

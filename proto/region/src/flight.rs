@@ -31,8 +31,6 @@ use libc::c_int;
 #[cfg(feature = "std")]
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-#[cfg(feature = "std")]
-use crate::error::PageFault;
 use crate::os::{self, Map};
 
 /// `"TSFLIGHT"`, little-endian.
@@ -204,27 +202,20 @@ pub struct FlightReader(Map<FlightPage>);
 impl FlightReader {
     /// Maps the page behind a descriptor, which is needed no longer than that. Nobody can make it wait, and nobody can
     /// take the page away from it later: what is no memfd, sealed against shrinking and of the page's size, is refused.
-    pub fn map(file: BorrowedFd<'_>) -> Result<Self, PageFault> {
+    pub fn map(file: BorrowedFd<'_>) -> Option<Self> {
         let fd = file.as_raw_fd();
         // First: of other files than memory's even `fstat` may wait, for a server of the sender's choice.
         if os::seals(fd).is_none_or(|seals| seals & libc::F_SEAL_SHRINK == 0) {
-            return Err(PageFault::NotRegular);
+            return None;
         }
-        let stat = os::fstat(fd).map_err(|errno| PageFault::os("fstat", errno))?;
-        if stat.kind != os::FileKind::Regular {
-            return Err(PageFault::NotRegular);
-        }
-        if stat.size != FLIGHT_BYTES as u64 {
-            return Err(PageFault::WrongSize(stat.size));
+        let stat = os::fstat(fd).ok()?;
+        if stat.kind != os::FileKind::Regular || stat.size != FLIGHT_BYTES as u64 {
+            return None;
         }
         // SAFETY: as long as the page, for good by its seal; atomics only, for which all bits are valid, aligned to a
         // page.
-        let map = unsafe { Map::<FlightPage>::new(fd, true) };
-        let map = map.map_err(|errno| PageFault::os("mmap", errno))?;
-        match map.magic.load(Ordering::Acquire) {
-            FLIGHT_MAGIC => Ok(Self(map)),
-            _ => Err(PageFault::BadMagic),
-        }
+        let map = unsafe { Map::<FlightPage>::new(fd, true) }.ok()?;
+        (map.magic.load(Ordering::Acquire) == FLIGHT_MAGIC).then_some(Self(map))
     }
 }
 
@@ -322,26 +313,23 @@ mod tests {
     #[test]
     fn a_file_that_could_be_taken_away_or_make_us_wait_is_refused() {
         let bytes = FLIGHT_BYTES as u64;
-        let fault = |fd: OwnedFd| FlightReader::map(fd.as_fd()).unwrap_err();
-        assert!(matches!(fault(memfd(bytes, 0)), PageFault::NotRegular), "it can be shortened");
-        assert!(matches!(fault(memfd(bytes, libc::F_SEAL_GROW)), PageFault::NotRegular));
-        for wrong in [0, 1, bytes - 1, bytes + 1, bytes * 2] {
-            let seals = libc::F_SEAL_SHRINK;
-            assert!(
-                matches!(fault(memfd(wrong, seals)), PageFault::WrongSize(size) if size == wrong)
-            );
+        let is_refused = |fd: OwnedFd| FlightReader::map(fd.as_fd()).is_none();
+        assert!(is_refused(memfd(bytes, 0)), "it can be shortened");
+        assert!(is_refused(memfd(bytes, libc::F_SEAL_GROW)));
+        for bytes in [0, 1, bytes - 1, bytes + 1, bytes * 2] {
+            assert!(is_refused(memfd(bytes, libc::F_SEAL_SHRINK)), "{bytes} bytes");
         }
-        assert!(matches!(fault(memfd(bytes, libc::F_SEAL_SHRINK)), PageFault::BadMagic));
+        assert!(is_refused(memfd(bytes, libc::F_SEAL_SHRINK)), "it has no magic");
         let file = tempfile::tempfile().unwrap();
         file.set_len(bytes).unwrap();
-        assert!(matches!(fault(file.into()), PageFault::NotRegular), "an ordinary file");
-        assert!(matches!(fault(File::open("/proc/self").unwrap().into()), PageFault::NotRegular));
+        assert!(is_refused(file.into()), "an ordinary file");
+        assert!(is_refused(File::open("/proc/self").unwrap().into()), "a directory");
         let (fd, _) = create().unwrap();
         // SAFETY: a path of this process's own; the descriptor is nobody else's.
         let for_writing = unsafe {
             let path = format!("/proc/self/fd/{}\0", fd.as_raw_fd());
             OwnedFd::from_raw_fd(libc::open(path.as_ptr().cast(), libc::O_WRONLY))
         };
-        assert!(FlightReader::map(for_writing.as_fd()).is_err(), "it cannot be read");
+        assert!(is_refused(for_writing), "it cannot be read");
     }
 }
