@@ -65,16 +65,6 @@ fn who_pauses_long_is_not_waited_for() {
     assert!(parts.iter().sum::<f64>() > 0.80, "{parts:?}");
 }
 
-#[test]
-fn a_backlog_has_the_time_between_short_and_periodic_work() {
-    // 200 µs of work every 3 ms. Each time the GPU changes over twice, and somebody has to say so.
-    let backlog = Load::backlogged(burst(500), (200 * US, 200 * US));
-    let periodic = Load::backlogged(burst(500), (200 * US, 200 * US));
-    let periodic = periodic.pausing(1, (2_500 * US, 3_100 * US));
-    let parts = used(&watch(vec![periodic, backlog], 5 * SECOND));
-    assert!(parts.iter().sum::<f64>() > 0.89, "{parts:?}");
-}
-
 /// After how long a tenant is idle, in each of so many rounds of 2 ms of work beside one that waits, and a
 /// pause.
 fn patience(rounds: usize, pause: impl Fn(usize) -> u64) -> Vec<u64> {
