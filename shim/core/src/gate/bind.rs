@@ -5,7 +5,7 @@
 use super::futex;
 use super::helper;
 use super::link;
-use super::local::{ALONE, BOUND, Helper, UNBOUND, WATCHED};
+use super::local::{ALONE, BOUND, UNBOUND, WATCHED};
 use crate::log::{errno, set_errno};
 use crate::session::Kept;
 use crate::spin::pause;
@@ -51,15 +51,14 @@ fn bind(process: &'static Process) {
             // Before anything is launched: who is not known of is not waited for.
             link::connect(process);
         }
-        if *its_helper == Helper::Unasked {
+        let runs = *its_helper.get_or_insert_with(|| {
             park_at_exit();
-            let started = helper::start(process);
-            *its_helper = if started { Helper::Runs } else { Helper::Impossible };
-        }
-        let bound = match (arbitrated, *its_helper) {
+            helper::start(process)
+        });
+        let bound = match (arbitrated, runs) {
             (false, _) => WATCHED,
-            (true, Helper::Runs) => BOUND,
-            (true, _) => ALONE,
+            (true, true) => BOUND,
+            (true, false) => ALONE,
         };
         gate.bound.store(bound, Ordering::Release);
     }

@@ -29,8 +29,8 @@ pub struct Local {
     pub(super) own: AtomicU32,
     /// Whether the helper runs ([`UNBOUND`], …).
     pub(super) bound: AtomicU32,
-    /// Held while that is decided.
-    pub(super) binding: Spin<Helper>,
+    /// Held while that is decided: whether a helper could be started, once that was tried.
+    pub(super) binding: Spin<Option<bool>>,
     pub(super) link: Link,
     /// Those to the gates of its other shares.
     pub(super) joined: Joined,
@@ -91,14 +91,6 @@ pub(super) const BOUND: u32 = 2;
 /// The arbiter has been notified; there can be no helper: no threads in this process.
 pub(super) const ALONE: u32 = 3;
 
-/// Whether there is a helper thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Helper {
-    Unasked,
-    Runs,
-    Impossible,
-}
-
 impl Local {
     pub(crate) fn new(page: *const AtomicU32) -> Self {
         Self {
@@ -106,7 +98,7 @@ impl Local {
             current: AtomicPtr::new(page.cast_mut()),
             own: AtomicU32::new(gate_word(0, GATE_CLOSED)),
             bound: AtomicU32::new(UNBOUND),
-            binding: Spin::new(Helper::Unasked),
+            binding: Spin::new(None),
             link: Link::default(),
             joined: Joined::default(),
             streams: Spin::default(),
