@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 
 use crate::Load;
-use tessera_arbiter::policy::GpuIndex;
 
 /// A host function in the middle of a stream: the GPU does nothing for it, and what follows waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,28 +64,8 @@ impl Turn {
     }
 }
 
-/// A part of a GPU that one tenant has beside others: a hardware slice for each process with work.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Slices {
-    /// Processes of the tenant, and of all with work on the GPU.
-    pub(crate) own: u32,
-    pub(crate) all: u32,
-}
-
-impl Slices {
-    /// The part of a nanosecond of the GPU that it gets.
-    pub(crate) fn rate(self) -> f64 {
-        f64::from(self.own) / f64::from(self.all.max(1))
-    }
-}
-
 impl Load {
-    /// Whether it has this GPU.
-    pub(crate) fn is_on(&self, gpu: GpuIndex) -> bool {
-        self.gpus.contains(&gpu)
-    }
-
-    /// Processes, at least one.
+    /// Processes, at least one: each has a slice of the hardware's time.
     pub(crate) fn slices(&self) -> u32 {
         self.processes.max(1)
     }

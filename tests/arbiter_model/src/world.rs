@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::ops::RangeInclusive;
 
-use crate::op::{Op, Slices, Turn};
+use crate::op::{Op, Turn};
 use crate::{Change, Figures, LateWakes, Load, Scenario, TenantFigures};
 use fastrand::Rng;
 use tessera_arbiter::policy::Policy;
@@ -243,10 +243,10 @@ impl World {
             return 1.0;
         }
         let own = player.load.slices();
-        let on = |&gpu: &u8| {
-            let busy = |player: &&Player| player.busy() && player.load.is_on(gpu);
-            let all = self.players.iter().filter(busy).map(|player| player.load.slices()).sum();
-            Slices { own, all }.rate()
+        let on = |gpu: &u8| {
+            let busy = |player: &&Player| player.busy() && player.load.gpus.contains(gpu);
+            let slices = self.players.iter().filter(busy).map(|player| player.load.slices());
+            f64::from(own) / f64::from(slices.sum::<u32>().max(1))
         };
         player.load.gpus.iter().map(on).fold(1.0, f64::min)
     }
