@@ -7,7 +7,7 @@
 
 use crate::gate::streams::{Going, context_going};
 use crate::limits::{Frames, Local};
-use crate::pages::{List, Zeroed};
+use crate::pages::{Full, List, Zeroed};
 use crate::place::{device_of, primary, primary_is_active};
 use crate::quota::{self, Asked};
 use crate::real;
@@ -72,30 +72,6 @@ pub struct Contexts {
     pub(crate) frames: Frames,
 }
 
-/// A place for a context that is about to be made, without which it must not be: nobody could say
-/// later whose its memory is. Or for one that the driver is asked to destroy, and may refuse to.
-#[derive(Debug)]
-#[must_use = "it keeps a place"]
-pub struct Promise<'a> {
-    contexts: &'a Contexts,
-    context: Option<Context>,
-}
-
-impl Promise<'_> {
-    pub fn keep(mut self, context: Context) {
-        self.context = Some(context);
-    }
-}
-
-impl Drop for Promise<'_> {
-    fn drop(&mut self) {
-        self.contexts.list.lock().redeem(self.context);
-        if self.context.is_some() {
-            self.contexts.changed();
-        }
-    }
-}
-
 impl Default for Contexts {
     fn default() -> Self {
         Self {
@@ -125,21 +101,18 @@ impl Contexts {
         self.list.lock().iter().copied().find(|context| context.primary_of == Some(device))
     }
 
-    /// A place for one more. `None` when the kernel has no memory for the table.
-    pub fn promise(&self) -> Option<Promise<'_>> {
-        let promised = self.list.lock().promise();
-        promised.ok().map(|()| Promise { contexts: self, context: None })
+    /// Makes room for a context that is about to be made, without which it must not be: nobody could say
+    /// later whose its memory is.
+    ///
+    /// # Errors
+    /// [`Full`] when the kernel has no memory for the table.
+    pub fn make_room(&self) -> Result<(), Full> {
+        self.list.lock().make_room()
     }
 
-    /// Remembers, at the place that was promised, a context that the driver has just made, and gives
-    /// it a serial, unless it is a view. `stale` gets what had its handle before: a context that ended
-    /// without our seeing it.
-    pub fn insert(
-        &self,
-        promise: Promise<'_>,
-        mut context: Context,
-        stale: impl FnOnce(Context),
-    ) -> Context {
+    /// Remembers a context that the driver has just made, and gives it a serial, unless it is a view.
+    /// `stale` gets what had its handle before: a context that ended without our seeing it.
+    pub fn insert(&self, mut context: Context, stale: impl FnOnce(Context)) -> Context {
         if let Some(before) = self.take_if(|known| known.handle == context.handle) {
             stale(before);
         }
@@ -147,15 +120,20 @@ impl Contexts {
             let last = self.last_serial.fetch_add(1, Ordering::Relaxed);
             context.place.serial = last.wrapping_add(1).max(1);
         }
-        promise.keep(context);
+        self.keep(context);
         context
     }
 
-    /// Forgets `handle`, before the driver destroys it, and keeps its place.
-    pub fn leaving(&self, handle: usize) -> Option<(Context, Promise<'_>)> {
-        let context = self.list.lock().lend(|context| context.handle == handle)?;
+    /// Forgets `handle`, before the driver destroys it.
+    pub fn leaving(&self, handle: usize) -> Option<Context> {
+        self.take_if(|context| context.handle == handle)
+    }
+
+    /// Remembers a context as it is. Where others have taken its room and the kernel has no memory for more, it
+    /// stays charged, and is charged once more when it is used, which is the safe side.
+    pub fn keep(&self, context: Context) {
+        let _ = self.list.lock().push(context);
         self.changed();
-        Some((context, Promise { contexts: self, context: None }))
     }
 
     pub fn take_primary(&self, device: i32) -> Option<Context> {
@@ -265,24 +243,20 @@ fn create(
     // A device that the driver does not know, or a driver not initialised: its own error.
     let Some(listed) = process.listed(device) else { return call() };
     let gpu = listed.ok_or_else(|| quota::refuse_unlisted(process, name, Asked::Context))?;
-    let promise = process.contexts.promise().ok_or_else(|| quota::refuse_unnoted(name))?;
+    process.contexts.make_room().map_err(|_full| quota::refuse_unnoted(name))?;
     let overhead_bytes = process.account.shares().context_overhead(usize::from(gpu));
     let reservation = quota::reserve_for(process, gpu, overhead_bytes, name, Asked::Context)?;
     quota::insist(process, gpu, overhead_bytes, call)?; // the reservation rolls back
     // What was reserved, which never fails.
     let _fits = reservation.commit(overhead_bytes, Kind::Overhead);
     let context = Context::new(handle().addr(), Place { serial: 0, gpu: Some(gpu) });
-    remember(process, promise, Context { overhead_bytes, primary_of, ..context });
+    remember(process, Context { overhead_bytes, primary_of, ..context });
     Ok(())
 }
 
 /// Remembers a context that is charged, and tells the plugin of it.
-pub(crate) fn remember(
-    process: &'static Process,
-    promise: Promise<'_>,
-    context: Context,
-) -> Context {
-    let made = process.contexts.insert(promise, context, |stale| give_back(process, &stale));
+pub(crate) fn remember(process: &'static Process, context: Context) -> Context {
+    let made = process.contexts.insert(context, |stale| give_back(process, &stale));
     if let Some(gpu) = context.place.gpu.filter(|_| !context.is_view) {
         quota::report_context(process, gpu);
     }
@@ -308,10 +282,10 @@ fn destroy(process: &'static Process, ctx: CUcontext, call: Call<'_>) -> Answer 
     let leaving = process.contexts.leaving(ctx.addr());
     let answer = call();
     going.iter_mut().for_each(|going| going.is_gone(answer.is_ok()));
-    if let Some((context, place)) = leaving {
+    if let Some(context) = leaving {
         match answer {
             Ok(()) => give_back(process, &context),
-            Err(_) => place.keep(context),
+            Err(_) => process.contexts.keep(context),
         }
     }
     answer
@@ -476,20 +450,19 @@ mod tests {
     }
 
     fn made(contexts: &Contexts, context: Context) -> Context {
-        let promise = contexts.promise().expect("memory");
-        contexts.insert(promise, context, |stale| panic!("{stale:?} was known"))
+        contexts.insert(context, |stale| panic!("{stale:?} was known"))
     }
 
     #[test]
     fn a_handle_made_again_gets_a_new_serial_and_hands_back_a_context_that_is_still_known() {
         let contexts = Contexts::default();
         let first = made(&contexts, context(0x10, 0));
-        assert_eq!(contexts.leaving(0x10).map(|(context, _)| context), Some(first));
+        assert_eq!(contexts.leaving(0x10), Some(first));
         assert_eq!(contexts.find(0x10), None);
         let second = made(&contexts, context(0x10, 0));
         assert_ne!(first.place.serial, second.place.serial);
-        let (promise, mut stale) = (contexts.promise().expect("memory"), None);
-        let third = contexts.insert(promise, context(0x10, 0), |context| stale = Some(context));
+        let mut stale = None;
+        let third = contexts.insert(context(0x10, 0), |context| stale = Some(context));
         assert_eq!((stale, contexts.find(0x10)), (Some(second), Some(third.place)));
     }
 
@@ -507,9 +480,9 @@ mod tests {
     fn a_failed_destroy_keeps_the_context() {
         let contexts = Contexts::default();
         let made = made(&contexts, context(0x10, 2));
-        let (context, place) = contexts.leaving(0x10).expect("known");
+        let context = contexts.leaving(0x10).expect("known");
         assert!(!contexts.any_on(2));
-        place.keep(context);
+        contexts.keep(context);
         assert_eq!(contexts.find(0x10), Some(made.place));
         assert!(contexts.any_on(2));
     }

@@ -7,10 +7,6 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 /// Maps `bytes` of zeroed private memory; `None` when the kernel has none.
 pub(crate) fn map(bytes: usize) -> Option<NonNull<u8>> {
-    #[cfg(test)]
-    if FAILING.with(core::cell::Cell::get) {
-        return None;
-    }
     // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing existing.
     let at = unsafe {
         libc::mmap(
@@ -23,19 +19,6 @@ pub(crate) fn map(bytes: usize) -> Option<NonNull<u8>> {
         )
     };
     if at == libc::MAP_FAILED { None } else { NonNull::new(at.cast()) }
-}
-
-#[cfg(test)]
-std::thread_local! {
-    static FAILING: core::cell::Cell<bool> = const { core::cell::Cell::new(false) };
-}
-
-/// Runs `during` while the kernel has no memory for this thread.
-#[cfg(test)]
-pub(crate) fn failing_from_now_on(during: impl FnOnce()) {
-    FAILING.with(|failing| failing.set(true));
-    during();
-    FAILING.with(|failing| failing.set(false));
 }
 
 /// Gives back what [`map`] gave, of which no reference is left.
@@ -143,13 +126,11 @@ pub struct Full;
 pub(crate) struct List<T: Zeroed + Copy> {
     table: Option<Table<T>>,
     len: usize,
-    /// Places beyond `len` that are kept free.
-    promised: usize,
 }
 
 impl<T: Zeroed + Copy> Default for List<T> {
     fn default() -> Self {
-        Self { table: None, len: 0, promised: 0 }
+        Self { table: None, len: 0 }
     }
 }
 
@@ -161,7 +142,6 @@ impl<T: Zeroed + Copy> List<T> {
 
     /// Makes room for `wanted` values in all.
     pub(crate) fn make_room_for(&mut self, wanted: usize) -> Result<(), Full> {
-        let wanted = wanted + self.promised;
         let capacity = self.table.as_ref().map_or(0, |table| table.as_slice().len());
         if wanted <= capacity {
             return Ok(());
@@ -170,30 +150,6 @@ impl<T: Zeroed + Copy> List<T> {
         grown.as_mut_slice()[..self.len].copy_from_slice(self);
         self.table = Some(grown);
         Ok(())
-    }
-
-    /// Keeps a place free for a value that is about to come, until [`List::redeem`].
-    pub(crate) fn promise(&mut self) -> Result<(), Full> {
-        self.make_room()?;
-        self.promised += 1;
-        Ok(())
-    }
-
-    /// Takes the first value that `doomed` names, which may come back: its place is kept as by
-    /// [`List::promise`].
-    pub(crate) fn lend(&mut self, doomed: impl FnMut(&T) -> bool) -> Option<T> {
-        let value = self.take(doomed)?;
-        self.promised += 1;
-        Some(value)
-    }
-
-    /// The end of a promise: its value, if one has come.
-    pub(crate) fn redeem(&mut self, value: Option<T>) {
-        self.promised -= 1;
-        if let Some(value) = value {
-            // Its place was kept.
-            let _ = self.push(value);
-        }
     }
 
     /// Puts `value` at `at`, moving what follows up.
@@ -261,24 +217,5 @@ mod tests {
         assert_eq!(list.take(|value| *value == 7), Some(7));
         model.retain(|value| *value != 7);
         assert_eq!(&*list, &*model);
-    }
-
-    #[test]
-    fn what_is_lent_or_promised_finds_its_place_whatever_came_meanwhile() {
-        let mut list = List::default();
-        (0..64).for_each(|value: u32| list.push(value).expect("memory"));
-        let lent = list.lend(|value| *value == 1);
-        failing_from_now_on(|| {
-            assert_eq!((list.push(100), list.promise()), (Err(Full), Err(Full)), "it is kept");
-            list.redeem(lent);
-        });
-        assert!((0..64).all(|value| list.contains(&value)));
-        assert_eq!(list.lend(|value| *value == 1), Some(1));
-        list.redeem(None);
-        failing_from_now_on(|| {
-            assert_eq!(list.promise(), Ok(()));
-            assert_eq!(list.push(100), Err(Full));
-            list.redeem(Some(100));
-        });
     }
 }

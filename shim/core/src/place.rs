@@ -112,9 +112,10 @@ fn adopt(process: &'static Process, context: CUcontext) -> Look {
             other => return other,
         },
     };
-    let Some(promise) = process.contexts.promise() else { return Look::Unnoted(gpu) };
-    let view = Context { is_view: true, ..Context::new(context.addr(), place) };
-    remember(process, promise, view);
+    if process.contexts.make_room().is_err() {
+        return Look::Unnoted(gpu);
+    }
+    remember(process, Context { is_view: true, ..Context::new(context.addr(), place) });
     Look::At(place)
 }
 
@@ -128,7 +129,9 @@ fn is_view() -> bool {
 
 /// Charges a context of a listed device, and remembers it.
 fn note(process: &'static Process, context: CUcontext, device: CUdevice, gpu: Option<u8>) -> Look {
-    let Some(promise) = process.contexts.promise() else { return Look::Unnoted(gpu) };
+    if process.contexts.make_room().is_err() {
+        return Look::Unnoted(gpu);
+    }
     let mut noted = Context::new(context.addr(), Place { serial: 0, gpu });
     noted.primary_of = (primary(device) == Some(context)).then_some(device);
     if let Some(gpu) = gpu {
@@ -139,7 +142,7 @@ fn note(process: &'static Process, context: CUcontext, device: CUdevice, gpu: Op
             Err(refused) => return Look::Refused(refused),
         }
     }
-    Look::At(remember(process, promise, noted).place)
+    Look::At(remember(process, noted).place)
 }
 
 /// The primary context's handle while it is active, which only a retain tells; an active one's retain

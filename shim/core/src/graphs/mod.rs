@@ -108,16 +108,18 @@ impl Graphs {
         Ok(())
     }
 
-    /// Forgets `exec`, which the driver is about to destroy, and keeps its place.
+    /// Forgets `exec`, which the driver is about to destroy.
     pub(crate) fn leaving(&self, exec: usize) -> Option<Remembered> {
-        self.list.lock().lend(|known| known.exec == exec)
+        self.list.lock().take(|known| known.exec == exec)
     }
 
     /// The driver's answer: it is destroyed, or stays.
     pub(crate) fn left(&self, leaving: Remembered, is_gone: bool) {
-        self.list.lock().redeem((!is_gone).then_some(leaving));
         if is_gone {
             WITH_MEMORY.fetch_sub(1, Ordering::Relaxed);
+        } else {
+            // There is the room that it left.
+            let _ = self.list.lock().push(leaving);
         }
     }
 }
