@@ -1,8 +1,5 @@
 //! Several shares of one GPU.
 
-use std::sync::Barrier;
-use std::thread;
-
 use super::tests::{Allocation, process};
 use super::*;
 use crate::layout::QUOTA_FILE;
@@ -145,51 +142,6 @@ fn a_process_is_listed_once_with_all_it_holds() {
     let mut holders = [(0, 0); crate::layout::SLOTS];
     assert_eq!(both.shares().holders(0, &mut holders), 1);
     assert_eq!(holders[0], (std::process::id(), 150));
-}
-
-#[test]
-fn threads_and_processes_that_race_never_pass_a_limit_and_none_that_fits_is_refused() {
-    const THREADS: u64 = 4;
-    let shares = [300u64, 200, 100].map(|limit| Allocation::of(&[(GPU, limit)]));
-    let [a, b, c] = &shares;
-    let accounts = [process(&[a, b, c]), process(&[a, b]), process(&[b, c])];
-    let start = Barrier::new(accounts.len() * usize::try_from(THREADS).unwrap() + 1);
-    let done = std::sync::atomic::AtomicBool::new(false);
-    thread::scope(|scope| {
-        let workers: Vec<_> = (0..THREADS)
-            .flat_map(|thread| accounts.iter().map(move |account| (thread, account)))
-            .map(|(thread, account)| {
-                let start = &start;
-                scope.spawn(move || {
-                    start.wait();
-                    let mut random = thread * 7919 + u64::try_from(account.slot_index()).unwrap();
-                    for _ in 0..400 {
-                        random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
-                        // All together never exceed the smallest set's sum: nobody is over a quota.
-                        let bytes = 1 + (random >> 33) % 20;
-                        take(account, bytes).expect("it fits");
-                        account.release(0, bytes, Kind::Plain);
-                    }
-                })
-            })
-            .collect();
-        let watcher = scope.spawn(|| {
-            start.wait();
-            while !done.load(Ordering::Relaxed) {
-                for (&part, limit) in accounts[0].shares().parts(0).iter().zip([300, 200, 100]) {
-                    // At the end of the sum at least that much was granted.
-                    if let Some(granted) = ledger::granted_total(&accounts[0].words(part)) {
-                        assert!(granted <= limit, "{granted} of {limit}");
-                    }
-                }
-            }
-        });
-        workers.into_iter().for_each(|worker| worker.join().unwrap());
-        done.store(true, Ordering::Relaxed);
-        watcher.join().unwrap();
-    });
-    assert_eq!(shares.each_ref().map(Allocation::charged), [0; 3]);
-    assert_eq!(shares.each_ref().map(Allocation::kinds), [0; 3]);
 }
 
 #[test]

@@ -98,24 +98,6 @@ pub(super) fn take(account: &Account, gpu: usize, bytes: u64) -> Result<(), Reas
 }
 
 #[test]
-fn the_last_byte_fits_and_the_next_does_not() {
-    let tenant = tenant();
-    let account = tenant.process();
-    take(&account, 0, 999).unwrap();
-    assert_eq!(account.charged_total(0), 999);
-    let refused = account.reserve(0, 2).unwrap_err();
-    let reason = Reason::OverQuota;
-    assert_eq!(
-        refused,
-        Refused { reason, gpu: 0, bytes: 2, granted: 999, overhead: 0, limit: 1000 }
-    );
-    take(&account, 0, 1).unwrap();
-    take(&account, 0, 0).unwrap();
-    assert_eq!(take(&account, 0, 1), Err(reason));
-    assert_eq!(tenant.slot(&account).did.refusals, 2);
-}
-
-#[test]
 fn observed_overhead_takes_from_what_may_be_charged_and_gives_it_back() {
     let tenant = tenant();
     let account = tenant.process();
@@ -149,20 +131,6 @@ fn a_refusal_tells_what_is_granted_and_not_what_others_are_asking_for() {
 }
 
 #[test]
-fn a_commit_settles_to_what_the_driver_gave() {
-    let tenant = tenant();
-    let account = tenant.process();
-    account.reserve(0, 100).unwrap().commit(60, Kind::Pitched).unwrap();
-    assert_eq!(account.charged_total(0), 60);
-    account.reserve(0, 100).unwrap().commit(140, Kind::Pitched).unwrap();
-    assert_eq!(account.charged_total(0), 200);
-    account.release(0, 140, Kind::Pitched);
-    let slot = tenant.slot(&account);
-    assert_eq!((slot.charged[0], slot.granted[0], slot.did.peak[0]), (60, 60, 200));
-    assert_eq!((slot.kinds[Kind::Pitched as usize], slot.allocations, slot.frees), (60, 2, 1));
-}
-
-#[test]
 fn what_the_driver_gave_over_the_quota_stays_charged_until_it_is_freed() {
     let tenant = tenant();
     let account = tenant.process();
@@ -173,26 +141,6 @@ fn what_the_driver_gave_over_the_quota_stays_charged_until_it_is_freed() {
     // Here the caller frees.
     drop(overrun);
     assert_eq!((account.charged_total(0), account.granted_here(0)), (800, 800));
-}
-
-#[test]
-fn what_is_owed_is_in_everybodys_way_until_it_is_released() {
-    let tenant = tenant();
-    let (debtor, other) = (tenant.process(), tenant.process());
-    take(&debtor, 0, 900).unwrap();
-    debtor.owe(0, 150, Kind::Async);
-    assert_eq!(
-        (debtor.charged_total(0), debtor.shares().excess(0), other.shares().excess(0)),
-        (1050, 50, 50)
-    );
-    for bytes in [0, 1, 100] {
-        assert_eq!(take(&other, 0, bytes), Err(Reason::OverQuota), "{bytes}");
-        assert_eq!(take(&debtor, 0, bytes), Err(Reason::OverQuota), "{bytes}");
-    }
-    assert_eq!(tenant.slot(&debtor).did.peak[0], 1050);
-    debtor.release(0, 150, Kind::Async);
-    assert_eq!(other.shares().excess(0), 0);
-    take(&other, 0, 100).unwrap();
 }
 
 #[test]

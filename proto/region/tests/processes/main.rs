@@ -3,7 +3,6 @@
 //! This binary runs itself: with `child:ROLE` as its first argument it is a tenant's process of one
 //! of the scenarios. Another argument selects scenarios by a part of their names.
 
-mod churn;
 mod rounds;
 mod short;
 mod support;
@@ -15,7 +14,6 @@ type Scenario = (&'static str, fn() -> String);
 
 const SCENARIOS: &[Scenario] = &[
     ("none_that_fits_is_refused_and_none_passes_the_limit", rounds::run),
-    ("churn_under_kills_never_passes_the_limit_and_loses_no_byte", churn::run),
     ("without_descriptors_requests_are_still_judged", short::starved),
     ("a_full_file_system_is_said_and_leaves_nothing", short::full),
 ];
@@ -27,7 +25,6 @@ fn main() {
         let dir = std::path::Path::new(&arguments[1]);
         return match role {
             "rounds" => rounds::child(dir, arguments[2].parse().unwrap()),
-            "churn" => churn::child(dir, arguments[2].parse().unwrap()),
             "starved" => short::starve(dir),
             "full" => short::fill(dir),
             _ => panic!("no role {role}"),

@@ -36,10 +36,6 @@ impl Pages {
         Self { dir }
     }
 
-    pub fn account(&self) -> Account {
-        account(self.dir.path())
-    }
-
     pub fn usage(&self) -> usage::UsageFile {
         usage::UsageFile::open(self.dir.path()).unwrap()
     }
