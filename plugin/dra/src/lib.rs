@@ -72,7 +72,6 @@ async fn sleep(pause: Option<std::time::Duration>) {
 mod tests {
     mod claims;
     mod lifecycle;
-    mod quota;
     mod storms;
     pub mod support;
 }

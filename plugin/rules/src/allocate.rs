@@ -362,15 +362,6 @@ mod tests {
     }
 
     #[test]
-    fn replicas_of_one_gpu_add_up() {
-        let plan = plan(&catalogue(), GPU, &ids(&["GPU-a::3", "GPU-a::1"])).unwrap();
-        assert_eq!(plan.replicas, ["GPU-a::1", "GPU-a::3"]);
-        assert_eq!(plan.grants.len(), 1);
-        assert_eq!(plan.grants[0].memory_limit_bytes, 16 << 30);
-        assert_eq!(plan.grants[0].cores_millis, 500);
-    }
-
-    #[test]
     fn each_bad_request_is_distinguished() {
         let mut catalogue = catalogue();
         let refused =

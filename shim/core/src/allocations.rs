@@ -187,28 +187,6 @@ mod tests {
         Allocation { bytes, context, gpu: 0, kind: Kind::Plain }
     }
 
-    #[test]
-    fn threads_find_their_own_pointers() {
-        let map = Allocations::default();
-        std::thread::scope(|scope| {
-            for thread in 0..4u64 {
-                let map = &map;
-                scope.spawn(move || {
-                    for round in 0..5_000u64 {
-                        let pointer = 0x7000_0000_0000 + (round * 4 + thread) * 512;
-                        assert_eq!(map.insert(pointer, plain(round, 1)), Ok(None));
-                        if round % 2 == 0 {
-                            assert_eq!(map.remove(pointer), Some(plain(round, 1)));
-                        }
-                    }
-                });
-            }
-        });
-        let mut left = 0;
-        map.drain(|_| true, |_| left += 1);
-        assert_eq!(left, 4 * 2_500);
-    }
-
     #[derive(Clone, Debug)]
     enum Act {
         Insert(u64, u64, u32),

@@ -385,23 +385,6 @@ mod tests {
     }
 
     #[test]
-    fn what_a_forced_shrink_still_holds_is_sold_to_nobody() {
-        let mut records = held(&["GPU-a::0"], 20 * GIB);
-        records.values_mut().for_each(|record| {
-            let grants = record.grants.clone();
-            let small = Grant { memory_limit_bytes: 10 * GIB, ..grants[0].clone() };
-            *record =
-                Arc::new(record.with_limits(vec![small], [("GPU-a".into(), 20 * GIB)].into()));
-        });
-        // 30 GiB count: the room that a successor of it would have is not touched.
-        assert_eq!(equal(&records, 0), "HHHu");
-        let paid =
-            |record: &Arc<Record>| Arc::new(record.with_limits(record.grants.clone(), [].into()));
-        records.values_mut().for_each(|record| *record = paid(record));
-        assert_eq!(equal(&records, 0), "HHHH");
-    }
-
-    #[test]
     fn each_limit_counts_as_long_as_it_is_live() {
         type Change = fn(&mut Record);
         let same: Change = |_| {};

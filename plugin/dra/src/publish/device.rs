@@ -506,39 +506,4 @@ mod tests {
         let effects: Vec<_> = taints(&sick(), &config).into_iter().map(|t| t.effect).collect();
         assert_eq!(effects, [NO_EXECUTE, NO_SCHEDULE]);
     }
-
-    #[test]
-    fn a_taint_keeps_its_time_until_it_is_lifted() {
-        let devices = || {
-            vec![Device {
-                name: "gpu-a".to_owned(),
-                taints: Some(taints(&sick(), &Config::default())),
-                ..Device::default()
-            }]
-        };
-        let at = |second| Timestamp::from_second(second).unwrap();
-        let added = |devices: &[Device]| -> Vec<i64> {
-            let taints = devices[0].taints.iter().flatten();
-            taints.map(|taint| taint.time_added.as_ref().unwrap().0.as_second()).collect()
-        };
-        let (mut since, mut first) = (Since::default(), devices());
-        since.stamp(&mut first, Timestamp::from_millisecond(100_999).unwrap());
-        assert_eq!(added(&first), [100, 100]);
-        // Another plugin finds them published.
-        let mut slice = ResourceSlice::default();
-        slice.spec.devices = Some(first);
-        let mut other = Since::default();
-        other.learn(&[slice]);
-        let mut second = devices();
-        second[0].taints.as_mut().unwrap()[0].value = Some("another-reason".to_owned());
-        other.stamp(&mut second, at(200));
-        assert_eq!(added(&second), [100, 100]);
-        // One is lifted, and comes back.
-        let mut without = devices();
-        without[0].taints.as_mut().unwrap().pop();
-        other.stamp(&mut without, at(300));
-        let mut back = devices();
-        other.stamp(&mut back, at(400));
-        assert_eq!(added(&back), [100, 400]);
-    }
 }

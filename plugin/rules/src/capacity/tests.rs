@@ -33,14 +33,6 @@ fn impossible_quotas_are_reported_for_every_gpu_with_what_would_fit() {
 }
 
 #[test]
-fn replicas_smaller_than_a_context_are_impossible() {
-    let config = Config::parse("[share]\nreplicas = 64\n").unwrap();
-    let problems = check(&[gpu(16 * GIB)], &config);
-    assert_eq!(problems.len(), 1);
-    assert_eq!((problems[0].key.as_str(), problems[0].line), ("share.replicas", Some(2)));
-}
-
-#[test]
 fn a_layout_that_is_impossible_on_a_gpu_is_reported_at_its_line() {
     let text = "[[layout]]\ngpus = [\"*\"]\nshares = [\n\
                 { resource = \"x.dev/a\", memory = \"40Gi\", cores = \"10%\" },\n\

@@ -318,6 +318,11 @@ fn a_change_of_health_is_one_write_and_keeps_its_time() {
     world.want(offer(&[gpu("GPU-a", 0), cordoned(gpu("GPU-b", 1))]));
     assert_eq!(short(&world.settle()), ["U1:2"]);
     assert_eq!(added(&world), [begin + 60]);
+    // One that was lifted and comes back is new.
+    world.pass(60);
+    world.want(offer(&[cordoned(gpu("GPU-a", 0)), cordoned(gpu("GPU-b", 1))]));
+    world.settle();
+    assert_eq!(added(&world), [begin + 120, begin + 60]);
 }
 
 #[test]
