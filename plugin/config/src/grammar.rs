@@ -218,9 +218,6 @@ pub(super) fn percent() -> String {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-    use regex::Regex;
-
     use super::*;
     use crate::Metrics;
 
@@ -255,33 +252,6 @@ mod tests {
         for text in ["inof", "tessera=loud", "info,=", "info,=debug", "x=", "info,debgu"] {
             let error = log_filter(text).expect_err(text);
             assert!(error.contains("neither a level (off, error, warn"), "{error}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn a_range_has_its_numbers_and_no_others(
-            a in 1_u64..100_000, b in 1_u64..100_000, near in -3_i64..=3, x in 0_u64..200_000,
-        ) {
-            let (least, most) = (a.min(b), a.max(b));
-            let pattern = Regex::new(&whole(&range(least, most))).unwrap();
-            for x in [x, least.saturating_add_signed(near), most.saturating_add_signed(near)] {
-                let inside = (least..=most).contains(&x);
-                prop_assert_eq!(pattern.is_match(&x.to_string()), inside, "{} in {}", x, pattern.as_str());
-            }
-        }
-
-        #[test]
-        fn a_part_is_more_than_nothing_and_at_most_the_whole(
-            text in r"\+?[0-9]{0,4}\.?[0-9]{0,3}[mnukM]?", most in prop::sample::select(vec![1_u64, 100]),
-        ) {
-            let Ok(quantity) = tessera_model::quantity::Quantity::parse(&text) else { return Ok(()) };
-            let (fits, any) = match quantity.millis() {
-                Ok(millis) => ((1..=most * 1000).contains(&millis), text.ends_with(['n', 'u', 'k', 'M'])),
-                Err(_) => (false, false),
-            };
-            let matches = Regex::new(&whole(&part(most))).unwrap().is_match(&text);
-            prop_assert!(matches == fits || (matches && any), "{} of {}", text, most);
         }
     }
 }

@@ -27,7 +27,7 @@ use table::{section, table};
 pub use file::{ConfigFile, Judged, LoadedConfig, state_dir};
 pub use form::Amount;
 pub use grammar::{addresses, log_filter};
-pub use parse::{ConfigError, MOST_PROBLEMS, Problem, shown};
+pub use parse::{ConfigError, Problem};
 pub use tables::{
     Advice, Api, CONTAINER_DRIVER_DIR, Cdi, Container, Dra, Driver, Gpus, Health, History,
     Kubernetes, Labels, Layout, LayoutShare, Leases, Ledger, Log, Metrics, Mount, Pages, Paths,

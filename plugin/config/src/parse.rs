@@ -76,12 +76,9 @@ impl Report {
             .filter(|(_, name)| !known.contains(name))
             .collect();
         unknown.sort_unstable();
-        for (i, (start, name)) in unknown.into_iter().enumerate() {
-            // What is meant by one takes a look at all that are known; more are not shown.
-            let meant = if i < MOST_PROBLEMS { nearest(name, known) } else { None };
-            let message = match meant {
+        for (start, name) in unknown {
+            let message = match nearest(name, known) {
                 Some(known) => format!("unknown key; did you mean `{known}`?"),
-                None if i >= MOST_PROBLEMS => "unknown key".to_owned(),
                 None => {
                     let known = known.iter().copied().collect::<Vec<_>>().join(", ");
                     format!("unknown key; known here: {known}")
@@ -102,14 +99,9 @@ fn nearest<'k>(name: &str, known: &BTreeSet<&'k str>) -> Option<&'k str> {
         .map(|(_, candidate)| candidate)
 }
 
-/// Most problems of one configuration that an error lists; it gives the number of the others.
-pub const MOST_PROBLEMS: usize = 50;
 /// What is wrong with a file that this user may not read.
 pub(super) const FORBIDDEN: &str = "permission denied: this user may not read the file; try again with sudo, or name with \
                                     --config a copy that this user may read";
-/// Most bytes of a key, and of a message, in an error.
-const KEY: usize = 160;
-const MESSAGE: usize = 1200;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -129,29 +121,14 @@ pub struct ConfigError {
 }
 
 impl Problem {
-    /// A problem with `key`; of what is too long to be read, the beginning and the end.
     pub fn new(key: &str, line: Option<usize>, message: &str) -> Self {
-        let key = printable::brief(key, KEY).into_owned();
-        let message = printable::brief(message, MESSAGE).into_owned();
-        Problem { key, line, message }
+        Problem { key: key.to_owned(), line, message: message.to_owned() }
     }
 
     /// By which they are listed: syntax errors, which have no key, before all others.
     pub fn place(&self) -> (bool, Option<usize>) {
         (!self.key.is_empty(), self.line)
     }
-}
-
-/// What a person is shown of problems: the first by line, and how many others there are.
-pub fn shown(problems: &[Problem]) -> Vec<Problem> {
-    let mut first: Vec<&Problem> = problems.iter().collect();
-    first.sort_by_key(|problem| problem.place());
-    let mut shown: Vec<Problem> = first.into_iter().take(MOST_PROBLEMS).cloned().collect();
-    if let Some(more @ 1..) = problems.len().checked_sub(MOST_PROBLEMS) {
-        let problems = if more == 1 { "problem" } else { "problems" };
-        shown.push(Problem::new("", None, &format!("and {more} more {problems}")));
-    }
-    shown
 }
 
 impl ConfigError {
@@ -167,7 +144,9 @@ impl fmt::Display for ConfigError {
             .file
             .as_deref()
             .map_or_else(|| "built-in configuration".to_owned(), |file| file.display().to_string());
-        for (i, problem) in shown(&self.problems).iter().enumerate() {
+        let mut problems: Vec<&Problem> = self.problems.iter().collect();
+        problems.sort_by_key(|problem| problem.place());
+        for (i, problem) in problems.into_iter().enumerate() {
             if i > 0 {
                 writeln!(f)?;
             }

@@ -15,7 +15,7 @@ use tessera_model::topology;
 
 pub use list::SilentGpu;
 pub use nvml_near::pcie_root;
-use tessera_config::{self as config, MOST_PROBLEMS};
+use tessera_config as config;
 use tessera_model::printable;
 
 /// What labels say of GPUs and nothing else needs. What can't be found out is left out.
@@ -136,13 +136,7 @@ pub(crate) fn absent(key: &str, entries: &[String], gpus: &[&Gpu]) -> Vec<String
         let entry = printable::brief(entry, 160);
         format!("{key} names {entry}, which this node does not have")
     };
-    let mut absent = entries.iter().filter(|entry| !named(entry));
-    let mut sentences: Vec<String> = absent.by_ref().take(MOST_PROBLEMS).map(sentence).collect();
-    let more = absent.count();
-    if more > 0 {
-        sentences.push(format!("{key} names {more} more that this node does not have"));
-    }
-    sentences
+    entries.iter().filter(|entry| !named(entry)).map(sentence).collect()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::Reloader;
 use crate::allocations::room::kept_by_other;
 use tessera_config::keys;
 use tessera_config::keys::{Difference, Takes};
-use tessera_config::{Config, Judged, Problem, shown};
+use tessera_config::{Config, Judged, Problem};
 use tessera_model::gpu::Gpu;
 use tessera_model::percent::format_cores;
 use tessera_model::quantity::format_bytes;
@@ -78,7 +78,7 @@ pub fn problems(problems: &[Problem]) -> Vec<ConfigurationProblem> {
         line: problem.line.and_then(|line| u32::try_from(line).ok()).unwrap_or(0),
         message: problem.message.clone(),
     };
-    shown(problems).iter().map(problem).collect()
+    problems.iter().map(problem).collect()
 }
 
 pub(super) fn changes(differences: &[Difference]) -> Vec<ConfigurationChange> {
