@@ -17,7 +17,7 @@ use strum::IntoStaticStr;
 use tessera_cluster::k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use tessera_cluster::k8s_openapi::jiff::Timestamp;
 use tessera_cluster::resource::{ResourceClient, SliceEvent};
-use tessera_cluster::{ApiError, Failure, Retry};
+use tessera_cluster::{ApiError, Failure};
 
 use super::device::Since;
 use super::offer::Offer;
@@ -25,7 +25,6 @@ use super::slices::{Node, Standing, cut};
 
 /// How long devices that the server refused, or kept unshared, are not sent again, unless others are wanted.
 const REFUSED_FOR: Duration = Duration::from_secs(600);
-const WITHOUT_WATCH: Duration = Duration::from_secs(60);
 const CANNOT_SHARE: &str = "needs Kubernetes 1.36 (DRAConsumableCapacity): the API server dropped \
     allowMultipleAllocations or a requestPolicy, so the slice was removed again";
 
@@ -82,9 +81,6 @@ pub struct Controller {
     aim: Option<(Vec<Device>, i64)>,
     /// Devices that the server refused, when, and in which words.
     refused: Option<(Vec<Device>, Instant, String)>,
-    /// Whether a watch goes on from the last list; without one, a list is made now and then.
-    pub(super) watches: bool,
-    listed: Option<Instant>,
     pace: Pace,
     /// Whether a write is due, now or after a pause.
     is_due: bool,
@@ -103,8 +99,6 @@ impl Controller {
             written: BTreeMap::new(),
             aim: None,
             refused: None,
-            watches: true,
-            listed: None,
             pace: Pace::default(),
             is_due: true,
             status: Status::default(),
@@ -152,27 +146,24 @@ impl Controller {
             return Step::Wait(Some(pause));
         }
         let Some(node) = self.node.clone() else { return Step::NodeUid };
-        let resync = self.listed.filter(|_| !self.watches).map(|then| then + WITHOUT_WATCH);
-        if self.stale || self.observed.is_none() || resync.is_some_and(|at| now >= at) {
+        if self.stale || self.observed.is_none() {
             return Step::List;
         }
         if let Some(name) = self.unshared() {
             return Step::Delete(name);
         }
-        let wait = resync.map(|at| at.saturating_duration_since(now));
         let write = self.write(&node, now);
         self.is_due = write.is_some();
         let Some(write) = write else {
             let refused = self.refused_until(now);
             // Said for as long as it is wanted, whatever else the server answers meanwhile.
             self.status.error = refused.as_ref().map(|(_, why)| why.clone());
-            let refused = refused.map(|(until, _)| until.saturating_duration_since(now));
-            return Step::Wait(wait.into_iter().chain(refused).min());
+            return Step::Wait(refused.map(|(until, _)| until.saturating_duration_since(now)));
         };
-        if let Some(pause) = self.pace.before_writing(now) {
-            return Step::Wait(Some(wait.map_or(pause, |wait| wait.min(pause))));
+        match self.pace.before_writing(now) {
+            Some(pause) => Step::Wait(Some(pause)),
+            None => write,
         }
-        write
     }
 
     pub fn done(&mut self, step: &Step, answer: Result<Answer, ApiError>, now: Instant) {
@@ -220,7 +211,7 @@ impl Controller {
         self.note_wipe(gone, now);
         self.written.retain(|name, _| slices.contains_key(name));
         self.observed = Some(slices);
-        (self.stale, self.listed) = (false, Some(now));
+        self.stale = false;
     }
 
     fn take_kept(&mut self, sent: &ResourceSlice, kept: ResourceSlice, now: Instant) {
@@ -359,14 +350,10 @@ impl Status {
 const BURST: u32 = 10;
 /// Then one in this time.
 const REFILL: Duration = Duration::from_millis(500);
-/// Pause after a first failure that passes by itself; it doubles …
+/// Pause after a first failure; it doubles …
 const SHORTEST: Duration = Duration::from_millis(250);
 /// … up to this.
 const LONGEST: Duration = Duration::from_secs(30);
-/// Pause after a failure that a person must mend.
-const LATER: Duration = Duration::from_secs(60);
-/// So many failures in a row a 403 counts as one that passes by itself: some 16 s.
-const EARLY: u32 = 6;
 /// Pause after slices were removed by another; it doubles with each time …
 const WIPED: Duration = Duration::from_secs(1);
 /// … that comes within this of the one before.
@@ -415,16 +402,9 @@ impl Pace {
     }
 
     fn failed(&mut self, error: &ApiError, now: Instant) {
-        let doubled = SHORTEST.saturating_mul(1 << self.failures.min(10)).min(LONGEST);
-        let is_early = self.failures < EARLY;
-        let pause = match error.retry() {
-            // An API server that has just started denies everything for some seconds.
-            Retry::Later if is_early && error.failure == Failure::Forbidden => doubled,
-            Retry::Soon | Retry::Reread | Retry::Never => doubled,
-            Retry::Later => LATER,
-        };
+        let pause = SHORTEST.saturating_mul(1 << self.failures.min(10)).min(LONGEST);
         let asked = match error.failure {
-            Failure::Busy { after, .. } => after.unwrap_or_default().min(LATER),
+            Failure::Busy { after, .. } => after.unwrap_or_default().min(LONGEST),
             _ => Duration::ZERO,
         };
         self.failures = self.failures.saturating_add(1);

@@ -45,6 +45,8 @@ use crate::sleep;
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 /// How long to wait before a watch is begun again that has ended: a server may end each at once.
 const WATCH_AGAIN: Duration = Duration::from_secs(5);
+/// The same where the server did not begin it: a list is made now and then.
+const WITHOUT_WATCH: Duration = Duration::from_secs(60);
 
 /// What happens to the slices from a list on; it ends a while after the watch has ended.
 type Told = Pin<Box<dyn Stream<Item = SliceEvent> + Send>>;
@@ -124,8 +126,7 @@ impl Publisher {
                 if let Ok(Answer::Listed(_, version)) = &answer
                     && told.is_none()
                 {
-                    told = self.follow(version).await;
-                    controller.watches = told.is_some();
+                    told = Some(self.follow(version).await);
                 }
                 controller.done(&step, answer, Instant::now());
                 continue;
@@ -143,11 +144,18 @@ impl Publisher {
         }
     }
 
-    async fn follow(&self, version: &str) -> Option<Told> {
-        let told = self.api.watch_own_slices(version).await;
-        let told = told.inspect_err(|error| debug!(%error, "the slices are not watched")).ok()?;
-        let pause = tokio_stream::once(()).then(|()| tokio::time::sleep(WATCH_AGAIN));
-        Some(Box::pin(told.map_while(Result::ok).chain(pause.filter_map(|()| None))))
+    async fn follow(&self, version: &str) -> Told {
+        let pause = |long: Duration| {
+            let pause = tokio_stream::once(()).then(move |()| tokio::time::sleep(long));
+            pause.filter_map(|()| None::<SliceEvent>)
+        };
+        match self.api.watch_own_slices(version).await {
+            Ok(told) => Box::pin(told.map_while(Result::ok).chain(pause(WATCH_AGAIN))),
+            Err(error) => {
+                debug!(%error, "the slices are not watched");
+                Box::pin(pause(WITHOUT_WATCH))
+            }
+        }
     }
 
     async fn offer(&self, known: &mut Known) -> Option<Offer> {

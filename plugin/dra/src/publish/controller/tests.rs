@@ -158,8 +158,8 @@ impl World {
             match pauses.min() {
                 None if quiet => return steps,
                 // Until what the server refused is tried again.
-                Some(pause) if pause > WITHOUT_WATCH && quiet => return steps,
-                Some(pause) if pause > WITHOUT_WATCH => {}
+                Some(pause) if pause > LONGEST && quiet => return steps,
+                Some(pause) if pause > LONGEST => {}
                 None => {}
                 Some(pause) => self.now += pause,
             }
@@ -415,15 +415,6 @@ fn trouble_with_the_server_is_said_and_waited_out() {
     world.forbid("POST", false);
     world.settle();
     world.check_settled();
-    // Without a watch: a list now and then.
-    world.instances[0].controller.watches = false;
-    world.api.wipe_slices();
-    world.instances[0].seen.clear();
-    assert_eq!(world.instances[0].controller.next(world.now), Step::Wait(Some(WITHOUT_WATCH)));
-    world.pass(60);
-    assert_eq!(world.step(0), Some(Step::List));
-    world.pass(1);
-    assert!(matches!(world.step(0), Some(Step::Create(_))));
 }
 
 #[test]
@@ -655,16 +646,6 @@ fn failures_are_waited_out_longer_each_time() {
     assert_eq!(pauses[9], LONGEST);
     pace.succeeded();
     assert_eq!(pace.before_asking(now), None);
-    let forbidden = call.failed(Failure::Forbidden, "");
-    let pauses: Vec<_> = (0..EARLY + 2)
-        .map(|_| {
-            pace.failed(&forbidden, now);
-            pace.before_asking(now).unwrap()
-        })
-        .collect();
-    assert_eq!(pauses[..2], [SHORTEST, SHORTEST * 2], "the server may have just started");
-    assert_eq!(pauses[6..], [LATER, LATER], "a right that lacks is asked for once a minute");
-    pace.succeeded();
     let after = Some(Duration::from_secs(7));
     pace.failed(&call.failed(Failure::Busy { status: 429, after }, ""), now);
     assert_eq!(pace.before_asking(now), after);
