@@ -302,7 +302,6 @@ impl Allocations {
     /// A sentence for each GPU whose room for claims is another.
     fn taken(&self, before: &Record, after: &Record) -> Vec<String> {
         let (catalogue, config) = (self.inventory.catalogue(), self.config.get());
-        let step = config.dra.memory_step_bytes;
         let records = self.records.lock();
         let claimed = after.grants.iter().filter_map(|grant| catalogue.gpus.get(&grant.uuid));
         let claimed = claimed.filter(|sold| sold.seller == FrontEnd::Dra);
@@ -311,31 +310,18 @@ impl Allocations {
             let uuid = &sold.gpu.uuid;
             let others = || on(&records, uuid).filter(|other| other.id != after.id);
             let free = |own| Left::beside(capacity, uuid, others().chain([own])).memory_bytes;
-            let published = |own| {
-                let grown = others().chain([own]).map(|record| record.grown_bytes(uuid));
-                let left = capacity.sellable().saturating_sub(grown.fold(0, u64::saturating_add));
-                left - left % step.max(1)
-            };
             let (was, is) = (free(before), free(after));
-            let slice = match (published(before), published(after)) {
-                (was, is) if was == is => String::new(),
-                (was, is) => format!(
-                    "; the memory in its ResourceSlice goes from {} to {}",
-                    format_bytes(was),
-                    format_bytes(is)
-                ),
-            };
             let (taken, given) = (was.saturating_sub(is), is.saturating_sub(was));
             match (taken, given) {
                 (0, 0) => None,
                 (0, given) => Some(format!(
-                    "{} has {} more for new claims, {} in all{slice}",
+                    "{} has {} more for new claims, {} in all",
                     sold.gpu,
                     format_bytes(given),
                     format_bytes(is)
                 )),
                 (taken, _) => Some(format!(
-                    "it takes {} of the {} that {} has for new claims: none of more than {} finds room there{slice}. A \
+                    "it takes {} of the {} that {} has for new claims: none of more than {} finds room there. A \
                      claim that is allocated and not prepared yet is not known here: where it does not fit any more, \
                      its pod is refused until these limits are lowered",
                     format_bytes(taken),
