@@ -6,13 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tessera_region::quota::QuotaReader;
 
 use super::pages::is_in_use;
@@ -24,8 +21,8 @@ use tessera_system::locks::lock;
 /// How long a run waits at its start for the arbiter. A machine where there can be none is no reason
 /// not to run.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How often those that were killed are looked for, milliseconds; new directories are noticed at once.
-const LOOK_MS: u16 = 500;
+/// How often new directories, and those of runs that were killed, are looked for.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// What the thread that waits for the lock, or leads, shares with the run.
 #[derive(Debug, Default)]
@@ -102,11 +99,6 @@ fn wait_for_lock(root: &Root) -> Option<File> {
 
 /// Arbitrates all runs until the own one is over.
 fn lead(root: &Root, held: File, state: &Mutex<State>, leases: &Leases) {
-    let Ok(news) = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK) else { return };
-    let flags = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE;
-    if news.add_watch(&root.dir, flags).is_err() {
-        return;
-    }
     {
         let mut state = lock(state);
         if state.ended {
@@ -124,10 +116,7 @@ fn lead(root: &Root, held: File, state: &Mutex<State>, leases: &Leases) {
             let Some(arbiter) = &state.arbiter else { return };
             look(root, arbiter, &mut served);
         }
-        let mut wait = [PollFd::new(news.as_fd(), PollFlags::POLLIN)];
-        let _ = poll(&mut wait, PollTimeout::from(LOOK_MS));
-        // Which are there is looked up; that there is news is enough.
-        while news.read_events().is_ok_and(|events| !events.is_empty()) {}
+        std::thread::sleep(LOOK);
     }
 }
 
