@@ -35,8 +35,8 @@ pub unsafe fn cuGraphInstantiate(
 
 pub use cuGraphInstantiate as cuGraphInstantiateWithFlags;
 
-/// An instantiation that uploads. Where there is no room for the worst it is made in two steps, of
-/// which the second can be refused by itself.
+/// An instantiation that uploads. One of a graph with memory is made in two steps, of which the second can
+/// be refused by itself.
 unsafe fn instantiate_and_upload(
     call: Call<'_>,
     pexec: *mut CUgraphExec,
@@ -49,28 +49,24 @@ unsafe fn instantiate_and_upload(
     if needs.is_nothing() || pexec.is_null() {
         return call();
     }
-    let run = Run { name: INSTANTIATE, process, needs: &needs, is_mapped: false };
-    let made = run.at_once(call).unwrap_or_else(|| {
-        // SAFETY: the caller's own parameters, which the driver reads and writes in its calls alone.
-        let (flags, stream) = unsafe { ((*params).flags, (*params).hUploadStream) };
-        // SAFETY: as above.
-        unsafe { (*params).flags = flags & !CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD };
-        let made = call();
-        // SAFETY: as above.
-        unsafe { (*params).flags = flags };
-        made?;
-        // SAFETY: the driver wrote the handle.
-        let exec = unsafe { *pexec };
-        let mapping = || upload(exec, Stream::new(stream, per_thread));
-        run.carry_out(&mapping, &mapping).inspect_err(|_| {
-            destroy(exec);
-            // SAFETY: as above.
-            unsafe { (*params).result_out = CUDA_GRAPH_INSTANTIATE_ERROR };
-        })
-    });
+    // SAFETY: the caller's own parameters, which the driver reads and writes in its calls alone.
+    let (flags, stream) = unsafe { ((*params).flags, (*params).hUploadStream) };
+    // SAFETY: as above.
+    unsafe { (*params).flags = flags & !CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD };
+    let made = call();
+    // SAFETY: as above.
+    unsafe { (*params).flags = flags };
     made?;
     // SAFETY: the driver wrote the handle.
-    remember(process, unsafe { *pexec }, needs, true)
+    let exec = unsafe { *pexec };
+    let mapping = || upload(exec, Stream::new(stream, per_thread));
+    let run = Run { name: INSTANTIATE, process, needs: &needs, is_mapped: false };
+    run.carry_out(&mapping, &mapping).inspect_err(|_| {
+        destroy(exec);
+        // SAFETY: as above.
+        unsafe { (*params).result_out = CUDA_GRAPH_INSTANTIATE_ERROR };
+    })?;
+    remember(process, exec, needs, true)
 }
 
 fn destroy(exec: CUgraphExec) {
@@ -254,17 +250,14 @@ enum Lack {
 impl Run<'_> {
     /// Makes `call`; `upload` is the part of it that maps the graph's memory and nothing else.
     pub(crate) fn carry_out(&self, upload: Call<'_>, call: Call<'_>) -> Answer {
-        self.at_once(call).unwrap_or_else(|| self.squeeze_in(upload, call))
-    }
-
-    /// Makes `call` if there is room for the worst, or never.
-    pub(crate) fn at_once(&self, call: Call<'_>) -> Option<Answer> {
         if self.needs.unlisted > 0 {
             let unlisted = Asked::Bytes(self.needs.unlisted);
-            return Some(Err(quota::refuse_unlisted(self.process, self.name, unlisted)));
+            return Err(quota::refuse_unlisted(self.process, self.name, unlisted));
         }
-        let reserved = self.reserve_if_room()?;
-        Some(self.settled(reserved, call))
+        match self.reserve_if_room() {
+            Some(reserved) => self.settled(reserved, call),
+            None => self.squeeze_in(upload, call),
+        }
     }
 
     fn pools(&self) -> impl Iterator<Item = (u8, u64, &'static Pool)> {
