@@ -115,7 +115,7 @@ fn check(judged: &Judged) -> anyhow::Result<ExitCode> {
     }
     let discovery = NvmlDiscovery::new(nvml_library(config));
     let gpus = discovery.gpus(&config.gpus);
-    let problems = capacity::check_new(gpus.as_deref().unwrap_or_default(), config);
+    let problems = capacity::check(gpus.as_deref().unwrap_or_default(), config);
     if !problems.is_empty() {
         return Err(ConfigError { file: config.source.file.clone(), problems }.into());
     }

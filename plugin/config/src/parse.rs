@@ -144,9 +144,7 @@ impl fmt::Display for ConfigError {
             .file
             .as_deref()
             .map_or_else(|| "built-in configuration".to_owned(), |file| file.display().to_string());
-        let mut problems: Vec<&Problem> = self.problems.iter().collect();
-        problems.sort_by_key(|problem| problem.place());
-        for (i, problem) in problems.into_iter().enumerate() {
+        for (i, problem) in self.problems.iter().enumerate() {
             if i > 0 {
                 writeln!(f)?;
             }

@@ -168,8 +168,7 @@ fn allocated_millis(record: &Record, uuid: &str) -> u32 {
 
 const MIB: u64 = 1 << 20;
 
-/// What of the configuration is impossible on these GPUs; empty when all is well. Of many the first, and how
-/// many more.
+/// What of the configuration is impossible on these GPUs, by line; empty when all is well.
 pub fn check(gpus: &[Gpu], config: &Config) -> Vec<Problem> {
     let mut problems = Vec::new();
     for alike in alike(gpus, config) {
@@ -198,6 +197,7 @@ pub fn check(gpus: &[Gpu], config: &Config) -> Vec<Problem> {
             (FrontEnd::DevicePlugin, None) => problems.extend(kind.check_share(&share)),
         }
     }
+    problems.sort_by_key(Problem::place);
     problems
 }
 
@@ -232,30 +232,6 @@ fn called(alike: &[&Gpu]) -> String {
         places.push(format!("and {} more", alike.len() - NAMED));
     }
     format!("each of GPUs {} ({})", places.join(", "), first.name)
-}
-
-/// As [`check`], of a configuration that somebody writes now: with a reserve that the driver alone takes more than.
-pub fn check_new(gpus: &[Gpu], config: &Config) -> Vec<Problem> {
-    let mut found = check(gpus, config);
-    found.extend(check_reserve(gpus, config));
-    found.sort_by_key(Problem::place);
-    found
-}
-
-/// A reserve that somebody chose and that the driver alone takes more than. A start goes on with the driver's: it may have
-/// become another with an upgrade.
-fn check_reserve(gpus: &[Gpu], config: &Config) -> Option<Problem> {
-    config.source.line_set("gpus.reserve")?;
-    let chosen = config.gpus.reserve_bytes;
-    let gpu =
-        gpus.iter().filter(|gpu| gpu.driver_bytes > chosen).max_by_key(|gpu| gpu.driver_bytes)?;
-    let message = format!(
-        "is {}, and the driver keeps {} of {gpu} for itself: set at least {}, or leave it out and it is that",
-        format_bytes(chosen),
-        format_bytes(gpu.driver_bytes),
-        format_bytes(gpu.reserve(0)),
-    );
-    Some(config.source.problem("gpus.reserve", message))
 }
 
 /// Layouts that count for none of these GPUs, a sentence each. No error: one configuration often

@@ -292,7 +292,7 @@ impl Reloader {
         let Some(agent) = self.agent.get() else { return Vec::new() };
         let known = || agent.inventory.catalogue().devices();
         let gpus = selection.map_or_else(known, |selection| selection.gpus.clone());
-        let problems = capacity::check_new(&gpus, config);
+        let problems = capacity::check(&gpus, config);
         if problems.is_empty() {
             self.remark(&gpus, config);
         }

@@ -50,7 +50,7 @@ impl Reloader {
                  configuration would be refused: {why}"
             )),
         }
-        let problems = capacity::check_new(&gpus, &config);
+        let problems = capacity::check(&gpus, &config);
         if !problems.is_empty() {
             return refused(&problems);
         }
