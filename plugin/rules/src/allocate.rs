@@ -183,9 +183,6 @@ pub fn plan_share(catalogue: &Catalogue, asked: &Record) -> Result<Record, Refus
         let Some(sold) = catalogue.gpus.get(uuid) else {
             return Err(Refusal::UnknownGpu(uuid.clone()));
         };
-        if !(1..=1000).contains(cores_millis) {
-            return Err(Refusal::BadCores { uuid: uuid.clone(), cores_millis: *cores_millis });
-        }
         let context_overhead_bytes = sold.context_overhead_bytes;
         grants
             .entry(uuid)
@@ -268,11 +265,6 @@ pub enum Refusal {
         format_compared(*.asked_bytes, *.context_bytes)[1]
     )]
     TooSmall { uuid: String, asked_bytes: u64, context_bytes: u64 },
-    #[error(
-        "{} % of the time of GPU {uuid} is no share of a GPU: ask for 0.1 to 100 percent",
-        f64::from(*.cores_millis) / 10.0
-    )]
-    BadCores { uuid: String, cores_millis: u32 },
     #[error(
         "GPU {uuid} has {} to share, of which others hold {}{}: {} do not fit; the pod can run when \
          something of it ends, or on another GPU",
@@ -495,9 +487,5 @@ mod tests {
         let small = Grant { memory_limit_bytes: 256 << 20, ..part("GPU-a", 0, 100) };
         let text = refused(vec![small]).to_string();
         assert!(text.contains("256 MiB") && text.contains("GPU-a"), "{text}");
-        for cores in [0, 1001] {
-            let refusal = refused(vec![part("GPU-a", 1, cores)]);
-            assert!(matches!(refusal, Refusal::BadCores { .. }), "{refusal}");
-        }
     }
 }
