@@ -22,7 +22,6 @@ pub mod slices;
 pub use controller::{State, Status};
 pub use offer::{Offer, Published};
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -74,8 +73,6 @@ struct Known {
     /// Of which the driver was asked: it is again when there are others.
     gpus: Vec<Gpu>,
     facts: Facts,
-    /// By PCI address.
-    roots: BTreeMap<String, Option<String>>,
 }
 
 impl Publisher {
@@ -167,12 +164,7 @@ impl Publisher {
             if asked.gpus != devices || asked.facts.driver_version.is_none() {
                 (asked.facts, asked.gpus) = (discovery.facts(&devices), devices);
             }
-            let Known { facts, roots, .. } = &mut asked;
-            let mut root = |address: &str| {
-                let find = || tessera_gpu::pcie_root(&pci_devices, address);
-                roots.entry(address.to_owned()).or_insert_with(find).clone()
-            };
-            (Published::all(&agent, facts, &mut root), asked)
+            (Published::all(&agent, &asked.facts, &pci_devices), asked)
         };
         // Without an answer, all stays as it is.
         let (published, asked) = tokio::task::spawn_blocking(ask).await.ok()?;

@@ -1,7 +1,8 @@
 //! The devices that a node has to offer, in the order in which the scheduler shall try them.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::path::Path;
 
 use tessera_agent::Agent;
 use tessera_cluster::k8s_openapi::api::resource::v1::Device;
@@ -38,12 +39,8 @@ pub struct Published {
 }
 
 impl Published {
-    /// All of them. `facts` is what the driver says of them, and `root` finds the PCIe root of a PCI address.
-    pub fn all(
-        agent: &Agent,
-        facts: &Facts,
-        root: &mut dyn FnMut(&str) -> Option<String>,
-    ) -> Vec<Self> {
+    /// All of them. `facts` is what the driver says of them, `pci_devices` the kernel's directory of PCI devices.
+    pub fn all(agent: &Agent, facts: &Facts, pci_devices: &Path) -> Vec<Self> {
         let (catalogue, config) = (agent.inventory.catalogue(), agent.config());
         // All of one moment.
         let mut records = agent.allocations.records();
@@ -56,7 +53,7 @@ impl Published {
                 driver_version: facts.driver_version.clone(),
                 cuda_version: facts.cuda_version,
                 compute_capability: facts.compute_capability.get(uuid).copied(),
-                pcie_root: root(&sold.gpu.pci_bus_id),
+                pcie_root: tessera_gpu::pcie_root(pci_devices, &sold.gpu.pci_bus_id),
                 memory_bytes: capacity.sellable(),
                 grown_bytes: live().map(|one| one.grown_bytes(uuid)).fold(0, u64::saturating_add),
                 free_bytes: Left::beside(capacity, uuid, live()).memory_bytes,
@@ -79,10 +76,8 @@ impl Offer {
     /// Of these GPUs. What still belongs to another front end is left out.
     pub fn new(gpus: &[Published], config: &Config) -> Self {
         let mut offer = Offer::default();
-        let mut names = BTreeSet::new();
         for published in ordered(gpus, config) {
             let gpu = &published.sold.gpu;
-            let name = names::device(&gpu.uuid);
             let Some(memory) = Policy::memory(published, config) else {
                 offer.problems.push(format!(
                     "{} is not published: dra.memory_step is more than all of its memory that can be sold{}",
@@ -91,14 +86,10 @@ impl Offer {
                 ));
                 continue;
             };
-            if !names.insert(name.clone()) {
-                offer.problems.push(format!("{gpu} is not published: there are two of it"));
-                continue;
-            }
             let cores = Policy::cores(published);
             let taints = Some(taints(published, config)).filter(|taints| !taints.is_empty());
             offer.devices.push(Device {
-                name,
+                name: names::device(&gpu.uuid),
                 attributes: Some(attributes(published)),
                 allow_multiple_allocations: Some(true),
                 capacity: Some(BTreeMap::from([
@@ -178,10 +169,9 @@ mod tests {
     fn what_cannot_be_published_is_named() {
         let config = Config::parse("[dra]\nmemory_step = \"1Gi\"").unwrap();
         let tiny = Published { memory_bytes: 900 * MIB, ..gpu("GPU-a", 0) };
-        let twins = [tiny, gpu("GPU-b", 1), gpu("GPU-b", 2)];
-        let offer = Offer::new(&twins, &config);
+        let offer = Offer::new(&[tiny, gpu("GPU-b", 1)], &config);
         assert_eq!(names(&offer.devices), ["gpu-b"]);
-        assert_eq!(offer.problems.len(), 2);
+        assert_eq!(offer.problems.len(), 1);
         assert!(offer.problems[0].starts_with("GPU 0 (Example, GPU-a) is not published"));
     }
 }
