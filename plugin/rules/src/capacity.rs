@@ -17,8 +17,6 @@
 //! not fit either; and it is monotone: more room never takes a replica away, so that kubelet sees none
 //! flap while a GPU empties.
 
-use std::fmt;
-
 use tessera_config::{Config, Problem};
 use tessera_model::gpu::Gpu;
 use tessera_model::quantity::{format_bytes, format_compared};
@@ -111,13 +109,6 @@ pub struct Left {
     pub cores_millis: u32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lack {
-    Memory,
-    Time,
-    Both,
-}
-
 impl Left {
     /// Beside these records, which are live. Memory counts as it is held; time as the scheduler counts it: by what was
     /// allocated, whatever it was changed to since.
@@ -133,29 +124,14 @@ impl Left {
         })
     }
 
-    /// What is missing for a share of this size.
-    pub fn lack(self, memory_bytes: u64, cores_millis: u32) -> Option<Lack> {
-        match (memory_bytes > self.memory_bytes, cores_millis > self.cores_millis) {
-            (true, true) => Some(Lack::Both),
-            (true, false) => Some(Lack::Memory),
-            (false, true) => Some(Lack::Time),
+    /// What is missing for any share at all: one in which a context fits, with some of the GPU's time.
+    pub fn lack_of_any(self, context_bytes: u64) -> Option<&'static str> {
+        match (self.memory_bytes <= context_bytes, self.cores_millis < LEAST_MILLIS) {
+            (true, true) => Some("memory and GPU time"),
+            (true, false) => Some("memory"),
+            (false, true) => Some("GPU time"),
             (false, false) => None,
         }
-    }
-
-    /// What is missing for any share at all: one in which a context fits, with some of the GPU's time.
-    pub fn lack_of_any(self, context_bytes: u64) -> Option<Lack> {
-        self.lack(context_bytes.saturating_add(1), LEAST_MILLIS)
-    }
-}
-
-impl fmt::Display for Lack {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Lack::Memory => "memory",
-            Lack::Time => "GPU time",
-            Lack::Both => "memory and GPU time",
-        })
     }
 }
 

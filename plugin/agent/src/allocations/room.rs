@@ -16,7 +16,7 @@ use tessera_model::origin::Origin;
 use tessera_model::record::{Record, State};
 use tessera_model::replica::Replica;
 use tessera_rules::allocate::{AdvertisedGpu, Catalogue, Refusal};
-use tessera_rules::capacity::{Capacity, Held, Lack, Left, WHOLE_MILLIS, judge};
+use tessera_rules::capacity::{Capacity, Held, Left, WHOLE_MILLIS, judge};
 use tessera_rules::shares::FrontEnd;
 use tessera_store::Change;
 
@@ -81,25 +81,22 @@ impl Allocations {
                 continue;
             }
             let left = Left::beside(capacity, &grant.uuid, live().filter(stays));
-            match left.lack(grant.memory_limit_bytes, grant.cores_millis) {
-                None => {}
-                Some(Lack::Time) => {
-                    return Err(Refusal::CoresOversold {
-                        uuid: grant.uuid.clone(),
-                        asked_millis: grant.cores_millis,
-                        held_millis: WHOLE_MILLIS - left.cores_millis,
-                    });
-                }
-                Some(Lack::Memory | Lack::Both) => {
-                    let grown = live().filter(stays).map(|record| record.grown_bytes(&grant.uuid));
-                    return Err(Refusal::MemoryOversold {
-                        uuid: grant.uuid.clone(),
-                        asked_bytes: grant.memory_limit_bytes,
-                        held_bytes: others,
-                        grown_bytes: grown.fold(0, u64::saturating_add),
-                        sellable_bytes: capacity.sellable(),
-                    });
-                }
+            if grant.memory_limit_bytes > left.memory_bytes {
+                let grown = live().filter(stays).map(|record| record.grown_bytes(&grant.uuid));
+                return Err(Refusal::MemoryOversold {
+                    uuid: grant.uuid.clone(),
+                    asked_bytes: grant.memory_limit_bytes,
+                    held_bytes: others,
+                    grown_bytes: grown.fold(0, u64::saturating_add),
+                    sellable_bytes: capacity.sellable(),
+                });
+            }
+            if grant.cores_millis > left.cores_millis {
+                return Err(Refusal::CoresOversold {
+                    uuid: grant.uuid.clone(),
+                    asked_millis: grant.cores_millis,
+                    held_millis: WHOLE_MILLIS - left.cores_millis,
+                });
             }
         }
         Ok(())

@@ -344,7 +344,7 @@ impl StatusView {
                     moving: books.moving.contains(&sold.gpu.uuid),
                     left_memory_bytes: claimed.map_or(0, |left| left.memory_bytes),
                     left_cores_millis: claimed.map_or(0, |left| left.cores_millis),
-                    no_room: lack.map(|lack| lack.to_string()).unwrap_or_default(),
+                    no_room: lack.unwrap_or_default().to_owned(),
                     default_memory_bytes: claimed.map_or(0, |_| default.memory_bytes),
                     default_cores_millis: claimed.map_or(0, |_| default.cores_millis),
                     ..Gpu::default()

@@ -232,13 +232,11 @@ fn left(shares: &[Record]) -> Left {
 fn a_gpu_without_time_or_without_memory_has_no_room_and_says_which() {
     let lack = |shares: &[Record]| left(shares).lack_of_any(GIB / 4);
     assert_eq!(lack(&[]), None);
-    assert_eq!(lack(&[share(1, 1000)]), Some(Lack::Time));
-    assert_eq!(lack(&[share(1, 995)]), Some(Lack::Time), "no scheduler counts so little");
-    assert_eq!(lack(&[share(4, 100)]), Some(Lack::Memory));
-    assert_eq!(lack(&[share(2, 500), share(2, 500)]), Some(Lack::Both));
+    assert_eq!(lack(&[share(1, 1000)]), Some("GPU time"));
+    assert_eq!(lack(&[share(1, 995)]), Some("GPU time"), "no scheduler counts so little");
+    assert_eq!(lack(&[share(4, 100)]), Some("memory"));
+    assert_eq!(lack(&[share(2, 500), share(2, 500)]), Some("memory and GPU time"));
     assert_eq!(lack(&[share(1, 400), share(1, 500)]), None);
-    assert_eq!(left(&[share(1, 400)]).lack(3 * GIB, 600), None);
-    assert_eq!(left(&[share(1, 400)]).lack(3 * GIB + 1, 600), Some(Lack::Memory));
     assert_eq!(left(&[share(9, 2000)]), Left { memory_bytes: 0, cores_millis: 0 });
 }
 
