@@ -134,7 +134,7 @@ pub fn start_with(
     let _ = view.reloader.set(Arc::clone(&reloader));
     let socket = api::bind(&config.paths.admin)?;
     // Before anything in the directory, or of the file system there, is touched.
-    let pages_lock = Arc::new(DirectoryLock::take(&config.paths.pages, &about(&config))?);
+    let pages_lock = Arc::new(DirectoryLock::take(&config.paths.pages)?);
     let metrics = metrics::serve(config.metrics.listen.clone(), Arc::clone(&view));
     let cluster = timing.events.server.clone().or_else(tessera_cluster::Server::of_pod);
     let api = api::start(&config, socket, cluster, &view, &board);
@@ -155,13 +155,6 @@ pub fn start_with(
         }
     });
     Ok(App { view, main, stop, _metrics: metrics, api, _pages_lock: pages_lock })
-}
-
-/// What this plugin leaves for another to read, beside its pid.
-fn about(config: &Config) -> String {
-    let version = env!("CARGO_PKG_VERSION");
-    let (admin, ledger) = (config.paths.admin.display(), config.paths.ledger.display());
-    format!("tessera {version}, paths.admin {admin}, paths.ledger {ledger}")
 }
 
 /// Keeps the pages directory locked, also when it was removed and made again.

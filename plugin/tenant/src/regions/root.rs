@@ -5,9 +5,9 @@
 //! ends, however it ends (flock(2)). On the directory and not on a file in or beside it, so that it makes no difference by
 //! which path it is reached, and so that nothing is left.
 
-use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use tessera_config::TmpfsPolicy;
-use tessera_model::printable;
 use tessera_model::quantity::format_bytes;
 use tessera_system::files;
 use tessera_system::locks::lock;
@@ -142,17 +141,14 @@ impl std::fmt::Display for Found {
 /// How long a plugin that is just ending is waited for: one that was asked to end has released it by then.
 const PATIENCE: Duration = Duration::from_secs(3);
 const STEP: Duration = Duration::from_millis(20);
-/// The holder's own words, in the directory. Containers see none of it: they have what lies below.
-const NOTE: &str = ".holder";
-const NOTE_BYTES: u64 = 600;
 
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryLockError {
     #[error(
-        "paths.pages {path} is in use by another Tessera plugin: {holder}; stop it, or give each plugin its \
-         own paths.pages, paths.ledger and paths.admin"
+        "paths.pages {0} is in use by another Tessera plugin; stop it, or give each plugin its own paths.pages, \
+         paths.ledger and paths.admin"
     )]
-    InUse { path: PathBuf, holder: String },
+    InUse(PathBuf),
     #[error("paths.pages {path}: {error}")]
     Io { path: PathBuf, error: io::Error },
 }
@@ -161,19 +157,17 @@ pub enum DirectoryLockError {
 #[derive(Debug)]
 pub struct DirectoryLock {
     path: PathBuf,
-    note: String,
     directory: Mutex<File>,
 }
 
 impl DirectoryLock {
     /// Makes the directory where there is none, and takes it. Waits up to 3 s for one that is ending; blocks.
-    /// `about` describes this plugin to one that is refused meanwhile: one line.
-    pub fn take(path: &Path, about: &str) -> Result<Self, DirectoryLockError> {
+    pub fn take(path: &Path) -> Result<Self, DirectoryLockError> {
         std::fs::create_dir_all(path).map_err(|error| failed(path, error))?;
         let began = Instant::now();
         let directory = loop {
             match locked(path) {
-                Err(DirectoryLockError::InUse { .. }) if began.elapsed() < PATIENCE => {
+                Err(DirectoryLockError::InUse(_)) if began.elapsed() < PATIENCE => {
                     if began.elapsed() < STEP {
                         tracing::info!(path = %path.display(), "another plugin has the pages; waiting for its end");
                     }
@@ -182,18 +176,12 @@ impl DirectoryLock {
                 taken => break taken?,
             }
         };
-        let lock = DirectoryLock {
-            path: path.to_owned(),
-            note: note(about),
-            directory: Mutex::new(directory),
-        };
-        lock.write_note();
-        Ok(lock)
+        Ok(DirectoryLock { path: path.to_owned(), directory: Mutex::new(directory) })
     }
 
     /// Whether another plugin has the directory now. It may have ended a moment later, or another may have come.
     pub fn is_taken(path: &Path) -> bool {
-        matches!(locked(path), Err(DirectoryLockError::InUse { .. }))
+        matches!(locked(path), Err(DirectoryLockError::InUse(_)))
     }
 
     /// Takes the directory that is there now, if it is another one: somebody has removed it or mounted over
@@ -204,8 +192,6 @@ impl DirectoryLock {
         match std::fs::metadata(&self.path) {
             Ok(found) if (found.dev(), found.ino()) != (held.dev(), held.ino()) => {
                 *directory = locked(&self.path)?;
-                drop(directory);
-                self.write_note();
                 Ok(())
             }
             Ok(_) => Ok(()),
@@ -213,36 +199,6 @@ impl DirectoryLock {
             Err(error) => Err(failed(&self.path, error)),
         }
     }
-
-    fn write_note(&self) {
-        let path = self.path.join(NOTE);
-        // Whatever lies there, and if nothing can be written, at least nobody else's words.
-        let _ = std::fs::remove_file(&path);
-        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-        if let Err(error) = made.and_then(|mut file| file.write_all(self.note.as_bytes())) {
-            tracing::debug!(%error, "no note in the pages directory of who holds it");
-        }
-    }
-}
-
-impl Drop for DirectoryLock {
-    fn drop(&mut self) {
-        if read_note(&self.path) == self.note {
-            let _ = std::fs::remove_file(self.path.join(NOTE));
-        }
-    }
-}
-
-/// This process's own words: its pid as it sees itself, and where it runs.
-fn note(about: &str) -> String {
-    let host =
-        nix::sys::utsname::uname().map(|name| name.nodename().to_owned()).unwrap_or_default();
-    format!("pid {} on host {}, {about}", std::process::id(), host.to_string_lossy())
-}
-
-fn read_note(directory: &Path) -> String {
-    let text = files::text(&directory.join(NOTE), NOTE_BYTES);
-    text.unwrap_or_else(|_| "it does not say which".to_owned())
 }
 
 fn failed(path: &Path, error: io::Error) -> DirectoryLockError {
@@ -253,10 +209,7 @@ fn locked(path: &Path) -> Result<File, DirectoryLockError> {
     let directory = files::open_directory(path).map_err(|error| failed(path, error))?;
     match directory.try_lock() {
         Ok(()) => Ok(directory),
-        Err(TryLockError::WouldBlock) => Err(DirectoryLockError::InUse {
-            path: path.to_owned(),
-            holder: printable::line(&read_note(path)).into_owned(),
-        }),
+        Err(TryLockError::WouldBlock) => Err(DirectoryLockError::InUse(path.to_owned())),
         Err(TryLockError::Error(error)) => Err(failed(path, error)),
     }
 }
@@ -300,7 +253,7 @@ mod tests {
     fn where_pages_may_not_be_made_the_error_names_the_key() {
         let path = Path::new("/dev/null/pages");
         let made = ensure(path, TmpfsPolicy::Prefer, 1 << 20).unwrap_err().to_string();
-        let taken = DirectoryLock::take(path, "").unwrap_err().to_string();
+        let taken = DirectoryLock::take(path).unwrap_err().to_string();
         for error in [made, taken] {
             assert!(error.starts_with("paths.pages /dev/null/pages: "), "{error}");
         }
@@ -316,19 +269,19 @@ mod lock_tests {
     fn another_directory_in_its_place_is_taken_too() {
         let dir = tempfile::tempdir().unwrap();
         let pages = dir.path().join("pages");
-        let hold = DirectoryLock::take(&pages, "").unwrap();
+        let hold = DirectoryLock::take(&pages).unwrap();
         hold.renew().unwrap();
         std::fs::remove_dir_all(&pages).unwrap();
         hold.renew().unwrap();
         std::fs::create_dir(&pages).unwrap();
         assert!(locked(&pages).is_ok(), "nobody's yet");
         hold.renew().unwrap();
-        assert!(matches!(locked(&pages), Err(DirectoryLockError::InUse { .. })));
+        assert!(matches!(locked(&pages), Err(DirectoryLockError::InUse(_))));
         // Somebody was faster.
         std::fs::remove_dir_all(&pages).unwrap();
         std::fs::create_dir(&pages).unwrap();
         let other = locked(&pages).unwrap();
-        assert!(matches!(hold.renew(), Err(DirectoryLockError::InUse { .. })));
+        assert!(matches!(hold.renew(), Err(DirectoryLockError::InUse(_))));
         drop(other);
         hold.renew().unwrap();
     }

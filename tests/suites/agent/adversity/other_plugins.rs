@@ -188,12 +188,11 @@ fn second(node: &Simulated, pages: &str) -> std::process::Output {
 }
 
 #[tokio::test]
-async fn a_second_plugin_on_the_same_pages_ends_and_names_the_first() {
+async fn a_second_plugin_on_the_same_pages_ends() {
     let mut node = Simulated::new("replicas = 4").await;
     node.serve().await;
     node.start_pod("a", 1).await;
     let registrations = node.kubelet.registrations();
-    let pid = node.plugin.as_ref().unwrap().id().to_string();
     let pages = node.dir.path().join("pages");
     // However the path is written: it is the directory that counts.
     let link = node.dir.path().join("link");
@@ -204,8 +203,7 @@ async fn a_second_plugin_on_the_same_pages_ends_and_names_the_first() {
         let text = stderr(&output);
         assert_eq!(output.status.code(), Some(1), "{text}");
         assert!(text.contains("paths.pages") && text.contains("another Tessera plugin"), "{text}");
-        assert!(text.contains(&format!("pid {pid}")), "{text}");
-        assert!(text.contains("tessera") && text.contains("stop it"), "{text}");
+        assert!(text.contains("stop it"), "{text}");
     };
     [&pages, &link, &dotted].into_iter().for_each(|path| is_refused(path));
     assert_eq!(node.kubelet.registrations(), registrations, "the second takes nothing");
