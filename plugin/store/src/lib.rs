@@ -14,7 +14,6 @@ use tessera_model::steered::Cordon;
 
 pub use history::{Lines, Trail};
 pub use store::{CommitError, Commits, Ledger, Listener, OpenError, Opened};
-pub use tessera_system::noted::Lost;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
@@ -61,9 +60,6 @@ const META_SCHEMA: &str = "schema";
 const META_GENERATION: &str = "generation";
 /// In [`META`]: the number of the next line of the history or the incidents.
 const META_SEQUENCE: &str = "sequence";
-/// In [`META`]: how often something was committed, and when last, Unix seconds. Versions before do not write it.
-const META_COMMITS: &str = "commits";
-const META_UNTIL: &str = "until";
 
 /// [`tessera_model::record::Record`] by allocation id. Written by Allocate before kubelet is answered, by
 /// PreStartContainer and by reconciling; removed by release.

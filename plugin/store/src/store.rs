@@ -18,12 +18,11 @@ use tessera_model::audit::Event;
 use tessera_model::health::Remembered;
 use tessera_model::record::Record;
 use tessera_model::steered::Cordon;
-use tessera_system::noted::{Lost, Noted};
 use tessera_system::{files, panics};
 
 use super::{
-    ALLOCATIONS, CORDONS, Change, HEALTH, HISTORY, INCIDENTS, Lines, META, META_COMMITS,
-    META_GENERATION, META_SCHEMA, META_UNTIL, SCHEMA, Trail, history,
+    ALLOCATIONS, CORDONS, Change, HEALTH, HISTORY, INCIDENTS, Lines, META, META_GENERATION,
+    META_SCHEMA, SCHEMA, Trail, history,
 };
 
 /// The ledger is a few hundred KiB at most; redb's default cache would be a gigabyte.
@@ -37,7 +36,6 @@ pub struct Ledger {
     is_closed: bool,
     /// `None` after a failed commit, until the next one opens it again.
     db: Option<Database>,
-    noted: (Noted, Option<File>),
     listener: Option<Listener>,
     commits: Arc<Commits>,
 }
@@ -76,8 +74,6 @@ pub type Listener = Box<dyn Fn(&Event) + Send + Sync>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opened {
     Existing,
-    /// It was damaged, and is as it was some time before.
-    Older(Lost),
     /// There was none, and nothing says that there ever was.
     Created,
     /// What was in it is lost: it is gone, or has nothing in it. A new one was made.
@@ -136,17 +132,18 @@ impl Ledger {
             fsync,
             is_closed: false,
             db: None,
-            noted: Default::default(),
             listener: None,
             commits: Arc::default(),
         };
         let unreadable = match ledger.try_read() {
-            Ok(Some(older)) => return Ok((ledger, Opened::Older(older))),
-            Ok(None) if lost.is_some() => {
-                return Ok((ledger, Opened::Lost { found: lost.unwrap_or_default() }));
+            Ok(()) => {
+                let opened = match lost {
+                    Some(found) => Opened::Lost { found },
+                    None if existed => Opened::Existing,
+                    None => Opened::Created,
+                };
+                return Ok((ledger, opened));
             }
-            Ok(None) if existed => return Ok((ledger, Opened::Existing)),
-            Ok(None) => return Ok((ledger, Opened::Created)),
             Err(Unopened::InUse) => return Err(OpenError::InUse(path.to_owned())),
             Err(Unopened::Disk(error)) => return Err(io_error(error)),
             Err(Unopened::Unreadable(reason)) => reason,
@@ -154,7 +151,7 @@ impl Ledger {
         let kept_as = keep_aside(path).map_err(|error| {
             io_error(format!("unreadable ({unreadable}) and cannot be renamed: {error}"))
         })?;
-        ledger.try_open().map_err(|error| io_error(error.to_string()))?;
+        ledger.db().map_err(|error| io_error(error.to_string()))?;
         Ok((ledger, Opened::Rebuilt { kept_as, reason: unreadable }))
     }
 
@@ -225,7 +222,7 @@ impl Ledger {
 
     /// Lets go of the file, for the next plugin. Nothing can be read or written any more.
     pub fn close(&mut self) {
-        (self.db, self.noted.1, self.is_closed) = (None, None, true);
+        (self.db, self.is_closed) = (None, true);
     }
 
     pub fn failed(&mut self, error: &dyn fmt::Display) -> CommitError {
@@ -235,14 +232,8 @@ impl Ledger {
     }
 
     fn db(&mut self) -> Result<&Database, Unopened> {
-        if self.db.is_none()
-            && let Some(lost) = self.try_open()?
-        {
-            // What the plugin knows is not in it any more; the next start says so, and goes on with what is there.
-            self.db = None;
-            return Err(Unopened::Unreadable(format!(
-                "it was damaged: {lost}; restart the plugin"
-            )));
+        if self.db.is_none() {
+            self.db = Some(self.try_open()?);
         }
         self.db.as_ref().ok_or(Unopened::InUse)
     }
@@ -250,14 +241,12 @@ impl Ledger {
     /// Opens it and reads all of it. redb is meant to report damage, and sometimes panics instead (found
     /// by fuzzing). If it does so later, when the file is damaged under a running plugin, that ends the
     /// process, and the next start finds the damage here.
-    fn try_read(&mut self) -> Result<Option<Lost>, Unopened> {
+    fn try_read(&mut self) -> Result<(), Unopened> {
         let read = panics::caught(|| {
-            let lost = self.try_open()?;
             let db = self.db()?;
             records(db)?;
             trail(db)?.touch()?;
-            self.note();
-            Ok(lost)
+            Ok(())
         });
         let result = read.unwrap_or_else(|message| {
             Err(Unopened::Unreadable(format!("its reader panicked: {message}")))
@@ -270,21 +259,16 @@ impl Ledger {
         result
     }
 
-    /// Says what is lost of what was committed.
-    fn try_open(&mut self) -> Result<Option<Lost>, Unopened> {
-        let (mut db, file) = self.open_file()?;
-        // Checks every page against its checksum now: a damaged one would end the process later. Its answer says
-        // nothing of what redb has gone back by when it was opened; the note does.
+    fn try_open(&self) -> Result<Database, Unopened> {
+        let mut db = self.open_file()?;
+        // Checks every page against its checksum now: a damaged one would end the process later. What redb could repair,
+        // it has repaired: at most the newest commit is gone, and pods that started in it are adopted from their pages.
         let _is_unharmed: bool = db.check_integrity()?;
         prepare(&db)?;
-        let found = committed(&db)?;
-        let lost = found.lost(Noted::read(&file));
-        self.db = Some(db);
-        self.noted = (found, Some(file));
-        Ok(lost)
+        Ok(db)
     }
 
-    fn open_file(&self) -> Result<(Database, File), DatabaseError> {
+    fn open_file(&self) -> Result<Database, DatabaseError> {
         if self.is_closed {
             return Err(DatabaseError::DatabaseAlreadyOpen);
         }
@@ -293,22 +277,11 @@ impl Ledger {
             TryLockError::WouldBlock => DatabaseError::DatabaseAlreadyOpen,
             TryLockError::Error(error) => error.into(),
         })?;
-        let backend = Backend { file: file.try_clone()?, fsync: self.fsync };
-        Ok((builder().create_with_backend(backend)?, file))
-    }
-
-    /// Without it, a repair would not be noticed; what is committed is committed.
-    fn note(&self) {
-        if let (noted, Some(file)) = &self.noted {
-            let _ = noted.write(file);
-        }
+        builder().create_with_backend(Backend { file, fsync: self.fsync })
     }
 
     fn write(&mut self, change: &Change) -> Result<(), redb::Error> {
         let write = self.db().map_err(Unopened::into_redb)?.begin_write()?;
-        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        let until = u32::try_from(seconds).unwrap_or(u32::MAX);
-        let noted = Noted { commits: self.noted.0.commits + 1, until };
         {
             let mut allocations = write.open_table(ALLOCATIONS)?;
             let mut meta = write.open_table(META)?;
@@ -321,15 +294,11 @@ impl Ledger {
                 generation = generation.max(record.generation);
             }
             meta.insert(META_GENERATION, generation)?;
-            meta.insert(META_COMMITS, noted.commits)?;
-            meta.insert(META_UNTIL, u64::from(noted.until))?;
         }
         write_by_uuid(&write, CORDONS, &change.cordons)?;
         write_by_uuid(&write, HEALTH, &change.health)?;
         history::append(&write, &change.events)?;
         write.commit()?;
-        self.noted.0 = noted;
-        self.note();
         Ok(())
     }
 }
@@ -403,13 +372,6 @@ pub(super) fn encode(value: &impl serde::Serialize) -> Result<Vec<u8>, redb::Err
 
 fn io_error(message: String) -> redb::Error {
     redb::Error::Io(io::Error::other(message))
-}
-
-fn committed(db: &Database) -> Result<Noted, redb::Error> {
-    let meta = db.begin_read()?.open_table(META)?;
-    let commits = meta.get(META_COMMITS)?.map_or(0, |commits| commits.value());
-    let until = meta.get(META_UNTIL)?.map_or(0, |until| until.value());
-    Ok(Noted { commits, until: u32::try_from(until).unwrap_or(u32::MAX) })
 }
 
 fn prepare(db: &Database) -> Result<(), Unopened> {
@@ -516,7 +478,7 @@ impl StorageBackend for Backend {
     }
 
     fn close(&self) -> io::Result<()> {
-        // A reader of the trail may have the file open still, and the note.
+        // A reader of the trail may have the file open still.
         self.file.unlock()
     }
 }

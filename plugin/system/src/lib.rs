@@ -3,15 +3,14 @@
 //!
 //! **For**: every contact with the file system or a listener that a container could make slow or hostile. One
 //! module for files ([`files`]), one rule for descriptors ([`descriptors`]), one for connections, whatever listens
-//! ([`connections`]). [`panics`] says what a panic does, [`noted`] what a repaired database lost.
+//! ([`connections`]). [`panics`] says what a panic does.
 //!
-//! **May use**: the system's libraries, and `model` for how a time is printed. **Must not**: know anything of GPUs, allocations or Kubernetes.
+//! **May use**: the system's libraries. **Must not**: know anything of GPUs, allocations or Kubernetes.
 #![forbid(unsafe_code)]
 
 pub mod connections;
 pub mod descriptors;
 pub mod files;
 pub mod locks;
-pub mod noted;
 pub mod panics;
 pub mod terminal;

@@ -350,11 +350,6 @@ fn note_opened(opened: &Opened, config: &Config, board: &StatusBoard) {
              cordon again what must not be given out",
             config.paths.ledger.display()
         ),
-        Opened::Older(lost) => format!(
-            "the ledger {} was damaged: {lost}. Cordons, quotas and lines of the audit trail of that time are lost, \
-             and pods that started in it are adopted from their pages: cordon again what must not be given out",
-            config.paths.ledger.display()
-        ),
         Opened::Existing | Opened::Created => return,
     };
     board.note(note);
