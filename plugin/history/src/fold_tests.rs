@@ -86,19 +86,25 @@ fn counters_that_restart_and_generations_that_follow_lose_and_double_nothing() {
 }
 
 #[test]
-fn without_a_disk_names_go_with_the_buckets_that_are_dropped() {
-    let mut folder = Folder::default();
-    for n in 0..1000u32 {
-        let tenant = Allocation { id: n.to_string(), ..tenant_look(0, 0) };
-        look(&mut folder, i64::from(n) * 10, u64::from(n) * 10, vec![tenant]);
-        if n % 6 == 0 {
-            let taken = folder.take(false);
-            folder.give_back(taken);
+fn names_go_with_the_buckets_that_are_dropped_or_stored() {
+    for is_stored in [false, true] {
+        let mut folder = Folder::default();
+        for n in 0..1000u32 {
+            let tenant = Allocation { id: n.to_string(), ..tenant_look(0, 0) };
+            look(&mut folder, i64::from(n) * 10, u64::from(n) * 10, vec![tenant]);
+            if n % 6 == 0 {
+                let taken = folder.take(false);
+                match is_stored {
+                    true => folder.forget(),
+                    false => folder.give_back(taken),
+                }
+            }
         }
+        let waits = folder.pending().len();
+        assert_eq!(waits == PENDING, !is_stored, "{waits}");
+        // One for each bucket that waits, and the one that lives.
+        assert!(folder.series().len() <= waits + 1, "{}", folder.series().len());
     }
-    assert_eq!(folder.pending().len(), PENDING);
-    // One for each bucket that waits, and the one that lives.
-    assert!(folder.series().len() <= PENDING + 1, "{}", folder.series().len());
 }
 
 #[test]

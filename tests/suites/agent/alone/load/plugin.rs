@@ -294,7 +294,7 @@ const PAGES: u64 = MIB;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_that_come_and_go_leave_nothing_in_memory() {
     let _alone = alone();
-    // The history keeps pods until it has stored them, once a minute; plugin/history/tests/memory.rs measures it.
+    // The history keeps pods until it has stored them, once a minute.
     let settings = format!("{SHARE}[history]\nenabled = false\n");
     let mut plugin = Plugin { node: Simulated::new(&settings).await };
     let clock = Clock::new(plugin.node.dir.path());
