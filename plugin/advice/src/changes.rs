@@ -19,20 +19,15 @@ const COMMANDS: usize = 8;
 pub(crate) struct Target {
     /// Memory, whole MiB where it is to change.
     pub memory_bytes: u64,
-    /// Its share.
     pub cores_millis: u32,
-    /// Memory differs from what it has.
     pub memory_changes: bool,
-    /// The share differs.
     pub cores_change: bool,
     /// GPU time is divided, so the share means something.
     pub divided: bool,
 }
 
-/// What can be done, and what can't.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// Commands and lines, the least effort first.
     pub lines: Vec<What>,
     /// Why a manifest's line is missing.
     pub evidence: Vec<String>,
@@ -46,7 +41,6 @@ struct Offer<'a> {
     cores_millis: u32,
 }
 
-/// Some replicas of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Choice<'a> {
     offer: Offer<'a>,
@@ -176,7 +170,6 @@ fn commands(
     (lines, nameless)
 }
 
-/// What changes one allocation.
 fn quota(target: Target, name: Named<'_>) -> What {
     let (of, container) = match name {
         Named::Container(namespace, pod, container) => (format!("{namespace}/{pod}"), container),
@@ -266,7 +259,6 @@ fn smallest<'a>(target: Target, offers: &BTreeMap<Offer<'a>, u32>) -> Option<Cho
 /// Fewest characters of an id that are written.
 const SHORTEST: usize = 12;
 
-/// An allocation in a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Named<'a> {
     /// The only one of a container: namespace, pod, container.

@@ -7,7 +7,6 @@ use tessera_view::tenant::{ComputePolicy, Tenant, Use};
 use tessera_view::workload;
 
 pub const GIB: u64 = 1 << 30;
-/// Midnight of a day.
 pub const MIDNIGHT: i64 = 1_795_305_600_000;
 pub const HOUR: i64 = 3_600_000;
 
@@ -34,7 +33,6 @@ pub fn busy(peak_mib: u64, got: f64, waited: f64) -> Hour {
     Hour { peak_mib, got, waited, launches: 1000, ..Hour::default() }
 }
 
-/// A tenant's limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub memory_bytes: u64,

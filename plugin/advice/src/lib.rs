@@ -28,7 +28,6 @@ use tessera_view::node::Node;
 /// A node: what there is, and what was.
 #[derive(Clone, Copy, Debug)]
 pub struct Observed<'a> {
-    /// GPUs, what they are cut into, and who lives there.
     pub node: &'a Node,
     /// Series of tenants over the window. Any bucket length will do; a finer one sees more of bursts.
     pub history: &'a Answer,

@@ -60,7 +60,6 @@ pub(crate) fn remarks(observed: &[Observed<'_>]) -> Vec<String> {
     observed.iter().flat_map(of).collect()
 }
 
-/// The latest instant of all nodes.
 pub(crate) fn asked_at(observed: &[Observed<'_>]) -> i64 {
     observed.iter().map(|one| one.node.at_unix_ms).max().unwrap_or(0)
 }
@@ -190,7 +189,6 @@ fn seen(workload: &Workload<'_>) -> String {
     )
 }
 
-/// What is said of one of several allocations of a container.
 fn apart(workload: &Workload<'_>, part: Part<'_>) -> Vec<String> {
     let mut all = Vec::new();
     if part != Part::Whole {
@@ -281,9 +279,7 @@ fn worth(now: u64, advised: u64, least: u64, step: u64) -> u64 {
 
 struct Cores {
     millis: u32,
-    /// Somebody divides GPU time.
     divided: bool,
-    /// It was seen at its cap.
     capped: bool,
     /// More than it has, of time alone that others left idle.
     is_of_idle: bool,
@@ -386,7 +382,6 @@ fn cores(
     Cores { millis, divided: true, capped, is_of_idle }
 }
 
-/// Over all observed time.
 fn mean(samples: &[Sample], figure: fn(&Sample) -> u32) -> u64 {
     let whole: u128 = samples.iter().map(|sample| u128::from(sample.observed_ms)).sum();
     let sum: u128 = samples
@@ -396,7 +391,6 @@ fn mean(samples: &[Sample], figure: fn(&Sample) -> u32) -> u64 {
     u64::try_from(sum.checked_div(whole).unwrap_or(0)).unwrap_or(u64::MAX)
 }
 
-/// A length of time that a setting has.
 pub(crate) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -8,17 +8,11 @@ pub(crate) const WHOLE: u32 = 1000;
 /// What is used of a [`TenantPoint`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sample {
-    /// The bucket's beginning.
     pub at_unix_ms: i64,
-    /// How long it was observed.
     pub observed_ms: u64,
-    /// The highest use of memory.
     pub peak_bytes: u64,
-    /// The limit then.
     pub limit_bytes: u64,
-    /// The share then.
     pub cores_millis: u32,
-    /// GPU time that it had leased.
     pub leased_millis: u32,
     /// GPU time in which its work ran; where that is unknown, what it had leased: more it cannot be.
     pub used_millis: u32,
@@ -26,15 +20,12 @@ pub(crate) struct Sample {
     pub is_measured: bool,
     /// The most that it used in any ten seconds, as far as that is known.
     pub highest_millis: u32,
-    /// What it used and waited for.
     pub wanted_millis: u32,
     /// It waited because its own share was spent.
     pub capped: bool,
-    /// Refused requests.
     pub refusals: u64,
     /// It launched something, ran or waited for the GPU.
     pub worked: bool,
-    /// It launched something.
     pub launched: bool,
 }
 
@@ -87,7 +78,6 @@ impl Sample {
         begin.saturating_add(step_ms).max(self.end_unix_ms())
     }
 
-    /// The bucket's observed end.
     pub fn end_unix_ms(&self) -> i64 {
         self.at_unix_ms.saturating_add(i64::try_from(self.observed_ms).unwrap_or(i64::MAX))
     }

@@ -20,7 +20,6 @@ fn recommend(made: &[Made]) -> Recommendations {
     crate::recommend(&observed(made), &Advice::default(), &Scope::default())
 }
 
-/// Of the only workload there is.
 fn only(made: &[Made]) -> Recommendation {
     let mut all = recommend(made).workloads;
     assert_eq!(all.len(), 1, "{all:?}");
@@ -36,7 +35,6 @@ fn says(list: &[String], part: &str) {
     assert!(list.iter().any(|text| text.contains(part)), "\"{part}\" in {list:#?}");
 }
 
-/// The commands and lines of the change.
 fn lines(advice: &Recommendation) -> Vec<String> {
     advice.changes.iter().map(|change| change.text.clone()).collect()
 }

@@ -30,12 +30,10 @@ struct Holder<'a> {
     now_unix_ms: i64,
 }
 
-/// A container on one GPU.
 #[derive(Default)]
 struct OnGpu {
     /// Memory of the device; 0 where the GPU is gone.
     total_bytes: u64,
-    /// It holds something there now.
     live: bool,
     samples: Vec<Sample>,
 }

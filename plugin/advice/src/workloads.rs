@@ -15,18 +15,14 @@ use crate::sample::Sample;
 /// Namespace, workload, container, and which of the container's allocations.
 pub(crate) type Key<'a> = (&'a str, &'a str, &'a str, Part<'a>);
 
-/// What is known of one container of a workload.
 #[derive(Debug, Default)]
 pub(crate) struct Workload<'a> {
-    /// Every pod that was seen.
     pub pods: BTreeSet<&'a str>,
     /// Every bucket, of every pod, generation and GPU.
     pub samples: Vec<Sample>,
-    /// What lives now.
     pub live: Vec<&'a Tenant>,
     /// GPUs that it had or has, as far as they are known.
     pub gpus: BTreeMap<&'a str, &'a Gpu>,
-    /// How much was seen.
     pub seen: Seen,
     /// Of others of its allocations that are gone, the history does not say what they were asked for.
     pub has_unattributed: bool,
@@ -116,9 +112,7 @@ fn name<'a>(
 /// Which of a container's allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part<'a> {
-    /// It has one.
     Whole,
-    /// This one, by its id.
     Allocation(&'a str),
 }
 
@@ -170,7 +164,6 @@ impl<'a> Parts<'a> {
 const HOUR_MS: u64 = 3_600_000;
 const DAY_MS: u64 = 24 * HOUR_MS;
 
-/// How far advice is to be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
 #[strum(serialize_all = "kebab-case", const_into_str)]
 pub enum Confidence {
@@ -182,10 +175,8 @@ pub enum Confidence {
     High,
 }
 
-/// What confidence is judged by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// Over all pods.
     pub observed_ms: u64,
     pub pods: usize,
     /// The hours of the day that were seen, a bit each.
@@ -203,7 +194,6 @@ impl Confidence {
         }
     }
 
-    /// One less.
     pub(crate) fn lowered(self) -> Self {
         match self {
             Confidence::High => Confidence::Medium,
@@ -213,7 +203,6 @@ impl Confidence {
 }
 
 impl Seen {
-    /// Notes a stretch of time.
     pub fn note(&mut self, from_unix_ms: i64, to_unix_ms: i64) {
         let hour = |unix_ms: i64| unix_ms.div_euclid(HOUR_MS as i64);
         let (first, last) = (hour(from_unix_ms), hour(to_unix_ms.saturating_sub(1)));
@@ -223,7 +212,6 @@ impl Seen {
         }
     }
 
-    /// Every hour of the day was seen, at least in part.
     pub fn full_day(&self) -> bool {
         self.hours == (1 << 24) - 1
     }

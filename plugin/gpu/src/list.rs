@@ -350,7 +350,6 @@ struct Unanswered {
     error: NvmlError,
 }
 
-/// Names what was asked for in an error.
 fn asked(asked: &'static str) -> impl FnOnce(NvmlError) -> Unanswered {
     move |error| Unanswered { asked, error }
 }
@@ -361,7 +360,6 @@ fn asked(asked: &'static str) -> impl FnOnce(NvmlError) -> Unanswered {
 const STACK_BYTES: u64 = 1 << 10;
 const STATE_BYTES: u64 = 3 << 19;
 
-/// Major and minor.
 type Capability = (i32, i32);
 
 /// What a context takes of a device, or of an instance of a GPU of this `capability`; `None` where NVML

@@ -27,7 +27,6 @@ const PENDING: usize = 180;
 /// Buckets of ten seconds by their beginnings in Unix seconds.
 pub(crate) type Pending = BTreeMap<u32, BTreeMap<Arc<Key>, Cell>>;
 
-/// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Folder {
     /// When was looked last, by the wall clock and by the one that is never set.
@@ -38,7 +37,6 @@ pub(crate) struct Folder {
     pending: Pending,
 }
 
-/// What the last look said of a tenant.
 #[derive(Debug, Default)]
 struct Account {
     /// Of what the plugin counts; `None` before the arbiter has said anything.
@@ -49,7 +47,6 @@ struct Account {
     /// Of what its work used, and the time of which that is known; of a tenant that was alone, of up to the last ten
     /// seconds.
     uses: [u64; 2],
-    /// Seen and not yet spread.
     owed_uses: [u64; 2],
     /// The arbiter's figures are a beginning to count from.
     based: bool,
@@ -218,7 +215,6 @@ impl Folder {
         u32::try_from(wall_ms / 1000).unwrap_or(u32::MAX)
     }
 
-    /// What waits for being stored, without taking it.
     pub(crate) fn pending(&self) -> &Pending {
         &self.pending
     }
@@ -228,7 +224,6 @@ impl Folder {
         &self.series
     }
 
-    /// Tenants that are gone and were never named.
     pub(crate) fn nameless(&self) -> BTreeSet<(String, u64)> {
         let nameless = self.series.values().filter(|series| {
             let key = &series.key;
@@ -237,7 +232,6 @@ impl Folder {
         nameless.map(|series| (series.key.id.clone(), series.key.generation)).collect()
     }
 
-    /// Names a tenant that has no name, as far as it is not stored.
     pub(crate) fn name(&mut self, named: &Series) {
         let is_its = |series: &&mut Series| {
             series.pod.is_empty()
@@ -249,7 +243,6 @@ impl Folder {
         }
     }
 
-    /// Whether a tenant was there at the last look.
     pub(crate) fn is_live(&self, id: &str, generation: u64) -> bool {
         self.accounts.contains_key(&(id.to_owned(), generation))
     }
@@ -308,7 +301,6 @@ struct Span {
     ms: u64,
 }
 
-/// What a tenant did between two looks.
 struct Grown {
     counts: [u64; COUNTS],
     /// What its processes have reached meanwhile, on each GPU; 0 where that is not more than before.

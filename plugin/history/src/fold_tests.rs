@@ -34,7 +34,6 @@ fn look(folder: &mut Folder, wall_s: i64, mono_s: u64, allocations: Vec<Allocati
     folder.look(&status(wall_s, allocations), &HashSet::new(), mono_s * 1000);
 }
 
-/// Of the only tenant.
 fn first(cells: &BTreeMap<Arc<Key>, Cell>) -> Cell {
     *cells.values().next().unwrap()
 }

@@ -29,7 +29,6 @@ use tessera_view::status::Status;
 pub use query::{Key, Series};
 pub use store::{FlushError, Found, Options};
 
-/// The history's file, beside the ledger.
 pub fn beside(ledger: &Path) -> PathBuf {
     ledger.with_file_name("history.redb")
 }
@@ -38,7 +37,6 @@ pub fn beside(ledger: &Path) -> PathBuf {
 pub struct History {
     options: Mutex<Options>,
     folder: Mutex<Folder>,
-    /// Held while it writes.
     writer: Mutex<Writer>,
     /// To read from, while there is a file.
     db: Mutex<Option<Arc<Database>>>,

@@ -20,16 +20,13 @@ const MOST: usize = 20_000;
 /// Most where the step was asked for.
 const MOST_ASKED: usize = 100_000;
 
-/// Where answers come from.
 pub(crate) struct Known<'a> {
     pub reader: Option<&'a Reader>,
     pub folder: &'a Folder,
 }
 
-/// Buckets of a series by their seconds.
 type Cells = BTreeMap<u32, Cell>;
 
-/// See [`crate::History::answer`].
 pub(crate) fn answer(
     query: &Query,
     now: &Node,
@@ -128,7 +125,6 @@ fn unread(error: impl std::fmt::Display) -> SourceError {
     SourceError::Unavailable(format!("the history cannot be read: {error}"))
 }
 
-/// A tenant's series, on each of its GPUs.
 fn series(tenant: &Tenant) -> impl Iterator<Item = Series> {
     let Tenant { id, generation, namespace, pod, container, gpus, .. } = tenant;
     gpus.iter().map(|used| Series {
@@ -176,7 +172,6 @@ fn name(names: &mut BTreeMap<Key, Series>, series: Series) {
     }
 }
 
-/// The oldest bucket of each level.
 fn oldest(known: &Known<'_>) -> Result<[Option<u32>; 3], redb::Error> {
     let mut oldest = [None; 3];
     let pending = known.folder.pending().keys().next().copied();
@@ -323,7 +318,6 @@ pub struct Key {
     pub gpu_uuid: String,
 }
 
-/// A series and its names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Series {
     pub key: Key,
@@ -334,7 +328,6 @@ pub struct Series {
 }
 
 impl Series {
-    /// It is a GPU's own.
     pub fn is_gpu(&self) -> bool {
         self.key.id.is_empty()
     }

@@ -6,19 +6,14 @@ use std::collections::BTreeMap;
 /// A length of buckets; its number is in keys of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
-    /// Ten seconds.
     Fine,
-    /// Five minutes.
     Middle,
-    /// One hour.
     Coarse,
 }
 
 impl Level {
-    /// All, the finest first.
     pub const ALL: [Level; 3] = [Level::Fine, Level::Middle, Level::Coarse];
 
-    /// Length of a bucket, seconds.
     pub const fn step_seconds(self) -> u32 {
         match self {
             Level::Fine => 10,
@@ -82,7 +77,6 @@ pub(crate) mod gpu {
     pub(crate) const BUSY: [usize; 2] = [super::tenant::USED, super::tenant::MEASURED];
 }
 
-/// How many figures are counted.
 pub(crate) const COUNTS: usize = 8;
 /// The first of them are times.
 pub(crate) const TIMES: usize = 6;
@@ -94,9 +88,7 @@ const LEAST_MS: u64 = 1000;
 /// One series in one bucket, as it is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cell {
-    /// Milliseconds that were observed.
     pub ms: u64,
-    /// Mean memory in use, KiB.
     pub mean_kib: u64,
     /// Highest memory in use, KiB; at least the mean.
     pub peak_kib: u64,

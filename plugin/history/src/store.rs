@@ -23,7 +23,6 @@ const CACHE_BYTES: usize = 256 << 10;
 /// Bytes that stay free on the disk for the ledger, which lies beside the file and without which no pod starts.
 const LEDGERS: u64 = 16 << 20;
 
-/// How the file is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     pub path: PathBuf,
@@ -35,16 +34,12 @@ pub struct Options {
     pub sync: bool,
 }
 
-/// How the file was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// As it was left.
     Existing,
-    /// There was none.
     Created,
     /// It was put aside, and this one made.
     Aside {
-        /// Where the other is.
         kept_as: PathBuf,
         reason: String,
     },
@@ -53,10 +48,8 @@ pub enum Found {
 /// Why nothing could be stored. What was to be stored waits for half an hour.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FlushError {
-    /// Another process has the file.
     #[error("history {0} is in use by another process; nothing is recorded until that ends")]
     InUse(PathBuf),
-    /// The disk or the directory refuses.
     #[error(
         "history {path}: {error}; nothing is recorded. Free space on the disk, make the directory of paths.ledger \
          writable, or set history.enabled = false"
@@ -67,7 +60,6 @@ pub enum FlushError {
     Unwritten { path: PathBuf, error: String },
 }
 
-/// Why a database did not open.
 enum Unopened {
     InUse,
     /// The file's content is the reason: what it is kept as, and why.
@@ -75,7 +67,6 @@ enum Unopened {
     Disk(String),
 }
 
-/// Opens the file, or makes it. Blocking.
 pub(crate) fn open(options: &Options) -> Result<(Store, Found), FlushError> {
     let path = options.path.clone();
     find(options).map_err(|unopened| match unopened {
@@ -235,11 +226,9 @@ impl<E: Into<redb::Error>> From<E> for Unopened {
     }
 }
 
-/// Version of what the tables hold.
 pub(crate) const SCHEMA: u64 = 5;
 /// Numbers by name.
 pub(crate) const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
-/// In [`META`]: [`SCHEMA`].
 pub(crate) const META_SCHEMA: &str = "schema";
 /// In [`META`]: the number of the next series.
 const META_NEXT: &str = "next";
@@ -257,7 +246,6 @@ const PAGE: u64 = 4096;
 /// What is to be stored of one bucket of ten seconds: series and cells.
 pub(crate) type Bucket = Vec<(Series, Cell)>;
 
-/// An open file.
 pub(crate) struct Store {
     db: Arc<Database>,
     /// The same file, for what redb knows nothing of.
@@ -269,14 +257,11 @@ pub(crate) struct Store {
     newest: u32,
     /// Most bytes in use.
     bound: u64,
-    /// Seconds that each level keeps.
     keep: [u32; 3],
 }
 
-/// Cells by series and bucket.
 pub(crate) type Cells = BTreeMap<u32, BTreeMap<u32, Cell>>;
 
-/// Makes the tables of a new file.
 pub(crate) fn prepare(db: &Database) -> Result<(), redb::Error> {
     let write = db.begin_write()?;
     write.open_table(META)?.insert(META_SCHEMA, SCHEMA)?;
@@ -444,7 +429,6 @@ fn keys(level: Level, from: u32, until: u32) -> std::ops::RangeInclusive<RowKey>
     (level as u8, from, 0)..=(level as u8, until, u32::MAX)
 }
 
-/// The beginning of a level's oldest chunk.
 fn oldest(
     rows: &impl ReadableTable<RowKey, &'static [u8]>,
     level: Level,
@@ -461,7 +445,6 @@ impl Reader {
         Ok(Reader(db.begin_read()?))
     }
 
-    /// All names, by number.
     pub(crate) fn names(&self, mut visit: impl FnMut(u32, Series)) -> Result<(), redb::Error> {
         for entry in self.0.open_table(NAMES)?.iter()? {
             let (number, bytes) = entry?;

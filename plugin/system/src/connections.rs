@@ -37,7 +37,6 @@ struct State {
     waiting: Waiting<Arc<Shared>>,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub struct Connections {
     kind: ListenerKind,

@@ -75,13 +75,11 @@ fn name(library: &[u8]) -> String {
     Sha256::digest(library)[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Where the shim called `name` is, or would be.
 pub fn at(dir: &Path, name: &str) -> Delivery {
     let home = dir.join(name);
     Delivery { shim: home.join(SHIM), preload: home.join(PRELOAD) }
 }
 
-/// The name under which `delivery` was installed.
 pub fn name_of(delivery: &Delivery) -> Option<String> {
     let home = delivery.shim.parent()?;
     home.file_name().and_then(OsStr::to_str).map(str::to_owned)

@@ -266,7 +266,6 @@ fn where_nobody_measured_what_was_used_no_share_is_advised() {
     says(&advice.evidence, "nobody measured how much of what it had leased it used");
 }
 
-/// What a tenant is called.
 #[derive(Clone, Debug)]
 struct Called {
     id: String,

@@ -72,7 +72,6 @@ pub struct Transition {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
     pub state: State,
-    /// Why; empty for one that never had trouble.
     pub reason: String,
     /// Since when; `None` for one that never had trouble.
     pub since: Option<Instant>,
@@ -195,7 +194,6 @@ struct Machine {
     /// and never more than count.
     known: Remembered,
     seen: Instant,
-    /// Probes in a row.
     failed: u32,
     passed: u32,
 }

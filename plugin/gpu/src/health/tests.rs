@@ -7,7 +7,6 @@ use tessera_model::health::State::{Healthy, Recovering, Suspect, Unhealthy};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// One GPU and a clock.
 struct Bench {
     health: Health,
     policy: config::Health,

@@ -24,7 +24,6 @@ use super::read::read;
 /// Directories within directories that a removal follows; ours have none.
 const DEEPEST: u32 = 16;
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct Dir {
     fd: OwnedFd,

@@ -27,7 +27,6 @@ use super::driver::Parts;
 use super::{DeliveryPlan, VISIBLE_DEVICES, VOID, mounts};
 pub use tessera_model::cdi_name::SHARE_KIND as KIND;
 
-/// Prefix of the annotations that container runtimes look for.
 const ANNOTATION: &str = "cdi.k8s.io/tessera.share_";
 
 /// The qualified names of all that a container of this allocation needs.

@@ -74,7 +74,6 @@ impl RegionError {
     }
 }
 
-/// What an allocation uses now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Use {
     pub snapshot: Snapshot,
@@ -177,7 +176,6 @@ impl Region {
         }
     }
 
-    /// As [`Region::create`] for a region that is open already.
     pub fn renew(
         self: &Arc<Self>,
         record: &Record,
@@ -505,7 +503,6 @@ impl session::Pages for Weak {
     }
 }
 
-/// Wakes the thread that looks.
 #[derive(Debug, Default)]
 pub struct Bell {
     rung: Mutex<bool>,

@@ -21,7 +21,6 @@ use tessera_system::locks::lock;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// A tmpfs of its own.
     Dedicated {
         bytes: u64,
         mounted: bool,

@@ -241,7 +241,6 @@ pub enum HeldUp {
 }
 
 impl HeldUp {
-    /// Whether it is the tenant that keeps it from being done.
     pub fn is_tampering(self) -> bool {
         self == HeldUp::ByTenant
     }
