@@ -232,20 +232,26 @@ pub(crate) mod tests {
             std::fs::remove_file(path).unwrap();
             std::fs::create_dir(path).unwrap();
         };
-        let damages: [&dyn Fn(); 3] = [
+        let aside = dir.path().join("aside");
+        let damages: [&dyn Fn(); 4] = [
             // Half of it, as after a power cut.
             &|| std::fs::write(&shim, b"\x7fEL").unwrap(),
             // A dynamic linker that may not read it goes on without.
             &|| std::fs::set_permissions(&shim, std::fs::Permissions::from_mode(0o600)).unwrap(),
             // As a container runtime leaves what was missing.
             &|| [&shim, &preload].into_iter().for_each(|path| as_a_directory(path)),
+            // A link to the very same may lead elsewhere tomorrow.
+            &|| {
+                std::fs::rename(&shim, &aside).unwrap();
+                std::os::unix::fs::symlink(&aside, &shim).unwrap();
+            },
         ];
         for damage in damages {
             damage();
             install(&source, dir.path()).unwrap();
             assert_eq!(std::fs::read(&shim).unwrap(), b"\x7fELFone");
             assert_eq!(std::fs::metadata(&shim).unwrap().permissions().mode() & 0o777, 0o755);
-            assert!(preload.is_file());
+            assert!(preload.is_file() && shim.symlink_metadata().unwrap().is_file());
         }
         assert_eq!(mapped.metadata().unwrap().len(), 3, "what was there was not written to");
     }

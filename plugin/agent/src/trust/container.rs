@@ -244,8 +244,11 @@ mod tests {
             allocations(&container(&[&beside("0:99", &format!("/{OTHER}"), OTHER)])),
             [ID, OTHER]
         );
-        let over = "108 100 253:1 /v /usr/local/tessera/pages rw - ext4 /dev/vda1 rw";
-        assert_eq!(allocations(&container(&[over])), [ID]);
+        // A volume over them all, or another's pages, by the host's directories.
+        for over in ["253:1 /v".to_owned(), format!("0:99 /{OTHER}")] {
+            let over = format!("108 100 {over} /usr/local/tessera/pages rw - ext4 /dev/vda1 rw");
+            assert_eq!(allocations(&container(&[&over])), [ID]);
+        }
         // Removed on the host, they are still ours.
         let removed = text.replace(&format!("0:99 /{ID} "), &format!("0:99 /{ID}//deleted "));
         assert_eq!(allocations(&removed), [ID]);
@@ -282,27 +285,6 @@ mod tests {
         assert_eq!(of("/proc").unwrap().root, "");
         let inside = of("/proc/self/task").unwrap().root;
         assert_eq!(inside, format!("/{}/task", std::process::id()));
-    }
-
-    #[test]
-    fn a_volume_that_is_named_like_an_allocation_makes_no_container_its() {
-        let pages = &pages();
-        let volume = format!(
-            "99 100 253:1 /var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~empty-dir/v/{OTHER} \
-         /usr/local/tessera/pages rw - ext4 /dev/vda1 rw"
-        );
-        // As a runtime mounts it that puts volumes first: ours lies over it.
-        let text = container(&[]).replace("102 100 0:99", "102 99 0:99");
-        let text = text.replacen("102 99", &format!("{volume}\n102 99"), 1);
-        assert_eq!(Mounts::parse(&text).allocations(Some(pages))[0].as_str(), ID);
-        // In a pod without a share there is nothing else.
-        assert_eq!(Mounts::parse(&volume).allocations(Some(pages)), []);
-        // Another's pages, by the host's directories: nobody's word.
-        let both = container(&[&volume.replace("253:1", "0:99").replace(
-            &format!("/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~empty-dir/v/{OTHER}"),
-            &format!("/{OTHER}"),
-        )]);
-        assert_eq!(Mounts::parse(&both).allocations(Some(pages))[0].as_str(), ID);
     }
 
     proptest! {

@@ -377,7 +377,7 @@ mod tests {
 
 #[cfg(test)]
 mod files_tests {
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
     use crate::shim_install::tests::Mounted;
@@ -412,47 +412,6 @@ mod files_tests {
         specs.remove(&a).unwrap();
         specs.remove(&a).unwrap();
         assert_eq!(names(&directory), [""; 0]);
-    }
-
-    #[test]
-    fn whatever_lies_where_a_spec_belongs_gives_way() {
-        let dir = tempfile::tempdir().unwrap();
-        let (specs, a) = (Specs::new(dir.path()), id(0));
-        let path = specs.path(&a);
-        let whole = format!("{:#}\n", spec(&a, "1")).into_bytes();
-        // Half of one, somebody else's, an unreadable one, an empty directory, a link, a link to itself.
-        let elsewhere = dir.path().join("elsewhere");
-        std::fs::write(&elsewhere, &whole).unwrap();
-        let spoil: [&dyn Fn(); 6] = [
-            &|| std::fs::write(&path, &whole[..whole.len() / 2]).unwrap(),
-            &|| std::fs::write(&path, b"kind: other.dev/thing").unwrap(),
-            &|| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap(),
-            &|| {
-                std::fs::remove_file(&path).unwrap();
-                std::fs::create_dir(&path).unwrap();
-            },
-            &|| {
-                std::fs::remove_file(&path).unwrap();
-                symlink(&elsewhere, &path).unwrap();
-            },
-            &|| {
-                std::fs::remove_file(&path).unwrap();
-                symlink(&path, &path).unwrap();
-            },
-        ];
-        specs.put(&a, &spec(&a, "1")).unwrap();
-        for spoil in spoil {
-            spoil();
-            assert_eq!(specs.put(&a, &spec(&a, "1")).unwrap(), Put::Replaced);
-            assert!(path.symlink_metadata().unwrap().is_file());
-            assert_eq!(std::fs::read(&path).unwrap(), whole);
-        }
-        assert_eq!(
-            std::fs::read(&elsewhere).unwrap(),
-            whole,
-            "what the link led to was not touched"
-        );
-        assert_eq!(names(dir.path()).len(), 2);
     }
 
     #[test]
