@@ -175,36 +175,15 @@ fn a_smaller_bound_shortens_the_file_and_keeps_what_is_coarser_and_newer() {
 }
 
 #[test]
-fn subjects_are_taken_as_explain_takes_them() {
+fn a_gpu_is_asked_for_by_its_index_and_a_window_ends_after_its_beginning() {
     let dir = tempfile::tempdir().unwrap();
     let one = history(&dir.path().join("history.redb"));
     one.flush(false).unwrap();
     record(&one, 0..=60, 12);
     let gpu = Gpu { uuid: "GPU-a".into(), index: 3, ..Gpu::default() };
     let now = Node { gpus: vec![gpu], ..now(60) };
-    let ask = |subject: &str| {
-        let answer = one.answer(&Query { subject: subject.into(), ..Query::default() }, &now);
-        answer.map(|answer| answer.tenants.len())
-    };
-    for (subject, tenants) in [
-        ("", 12),
-        ("pod-3", 1),
-        ("ns/pod-3", 1),
-        ("0000000000000000000000000000000b", 1),
-        ("3", 12),
-        ("GPU-a", 12),
-    ] {
-        assert_eq!(ask(subject), Ok(tenants), "{subject}");
-    }
-    for (subject, part) in [
-        ("other/pod-3", "nothing is called \"other/pod-3\""),
-        ("pod-99", "nothing is called"),
-        ("0000", "begins several ids"),
-        ("a/b/c/d", "nothing is called"),
-    ] {
-        let Err(SourceError::NotFound(text)) = ask(subject) else { panic!("{subject}") };
-        assert!(text.contains(part), "{text}");
-    }
+    let of_gpu = one.answer(&Query { subject: "3".into(), ..Query::default() }, &now).unwrap();
+    assert_eq!(of_gpu.tenants.len(), 12);
     let invalid = |query: Query| matches!(one.answer(&query, &now), Err(SourceError::Invalid(_)));
     assert!(invalid(Query { since_unix_ms: i64::MAX, ..Query::default() }));
     assert!(!invalid(Query { since_unix_ms: i64::MIN, ..Query::default() }));
