@@ -44,8 +44,6 @@ impl Writer {
 
 /// How long lines of one kind and allocation are drawn together.
 const QUIET: Duration = Duration::from_secs(60);
-/// Kinds and allocations remembered; beyond, what is quiet is forgotten.
-const REMEMBERED: usize = 1024;
 
 /// Whose lines are drawn together: allocation or GPU, generation, and kind.
 type Key = (String, u64, &'static str);
@@ -75,18 +73,13 @@ impl Pending {
                 Some(event)
             }
             None => {
-                if self.0.len() >= REMEMBERED {
-                    self.0.retain(|_, (written, waiting)| {
-                        waiting.is_some() || now.saturating_duration_since(*written) < QUIET
-                    });
-                }
                 self.0.insert(key, (now, None));
                 Some(event)
             }
         }
     }
 
-    /// What has waited long enough; with `all`, whatever waits.
+    /// What has waited long enough; with `all`, whatever waits. What is quiet is forgotten.
     fn due(&mut self, all: bool, now: Instant) -> Vec<Event> {
         let mut due = Vec::new();
         self.0.retain(|_, (written, waiting)| {
@@ -227,16 +220,6 @@ mod tests {
         let due = pending.due(false, now + QUIET);
         assert_eq!(due.iter().map(|event| event.times).collect::<Vec<_>>(), [2]);
         assert!(pending.due(true, now + QUIET).is_empty());
-    }
-
-    #[test]
-    fn what_is_remembered_is_bounded() {
-        let mut pending = Pending::default();
-        let begin = Instant::now();
-        for n in 0..5000u64 {
-            let event = Event { generation: n, ..refused("a") };
-            let _ = pending.take(event, begin + Duration::from_secs(n));
-        }
-        assert!(pending.0.len() <= REMEMBERED);
+        assert!(pending.due(false, now + 2 * QUIET).is_empty() && pending.0.is_empty());
     }
 }

@@ -21,7 +21,6 @@ use tessera_model::printable;
 /// How long an event goes on being counted; after that another is made. Kubernetes forgets an event after an
 /// hour (`--event-ttl`).
 const LASTS: Duration = Duration::from_secs(1800);
-const REMEMBERED: usize = 256;
 
 /// On which pod's container, and about which of its GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,11 +57,6 @@ impl Events {
 
     pub fn put(&mut self, key: Key, sent: Sent) {
         self.0.insert(key, sent);
-        let oldest = self.0.iter().min_by_key(|(_, sent)| sent.began);
-        let oldest = oldest.map(|(key, _)| key.clone());
-        if let Some(oldest) = oldest.filter(|_| self.0.len() > REMEMBERED) {
-            self.0.remove(&oldest);
-        }
     }
 }
 
@@ -153,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_counted_on_for_half_an_hour_and_the_oldest_are_forgotten() {
+    fn an_event_is_counted_on_for_half_an_hour() {
         let (mut events, began) = (Events::default(), Instant::now());
         let sent = Sent { name: "a.1".into(), count: 1, first_unix_ms: 1, began };
         events.put(key("a", "R"), sent.clone());
@@ -162,14 +156,9 @@ mod tests {
         for unknown in [key("a", "S"), key("b", "R"), other] {
             assert_eq!(events.get(&unknown, began), None);
         }
-        assert_eq!(events.get(&key("a", "R"), began), Some(sent.clone()));
-        for n in 0..REMEMBERED {
-            let began = began + Duration::from_secs(1);
-            events.put(key(&n.to_string(), "R"), Sent { began, ..sent.clone() });
-        }
-        assert_eq!((events.0.len(), events.get(&key("a", "R"), began)), (REMEMBERED, None));
-        let later = began + Duration::from_secs(1) + LASTS;
-        assert_eq!(events.get(&key("7", "R"), later), None);
+        assert_eq!(events.get(&key("a", "R"), began), Some(sent));
+        assert_eq!(events.get(&key("a", "R"), began + LASTS), None);
+        assert!(events.0.is_empty());
     }
 }
 
