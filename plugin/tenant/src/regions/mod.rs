@@ -23,7 +23,7 @@ use tessera_region::quota::{QuotaSpec, QuotaWriter};
 use tessera_region::usage::{Fate, Recovered, SlotView, Snapshot, Tampered, UsageFile};
 use tessera_region::{PageError, PageFault};
 use tessera_system::locks::lock;
-use tracing::{info, warn};
+use tracing::{debug, warn};
 
 pub use tessera_region::usage::Tally;
 use write::TimeLimitedWorker;
@@ -90,7 +90,6 @@ struct Open {
     /// What was wrong with the usage page at the last look.
     wrong: Option<Tampered>,
     held_up: Option<Instant>,
-    logged: Option<Instant>,
     listener: Listener,
 }
 
@@ -165,7 +164,6 @@ impl Region {
                     ended: made.pages.ended,
                     wrong: None,
                     held_up: None,
-                    logged: None,
                     listener,
                 }),
             }
@@ -388,7 +386,9 @@ impl Region {
             Ok(recovered) => {
                 open.ended.merge(&recovered.tally);
                 if recovered.slots > 0 {
-                    self.tell(open, &recovered);
+                    let bytes = recovered.bytes.iter().fold(0u64, |sum, b| sum.saturating_add(*b));
+                    let (dir, slots) = (self.dir.display(), recovered.slots);
+                    debug!(%dir, slots, bytes, "recovered what dead processes held");
                 }
                 let after = open.usage.snapshot();
                 let departing = |slots: &Snapshot| slots.slots.iter().any(SlotView::is_departing);
@@ -398,19 +398,6 @@ impl Region {
             Err(error) => warn!(%error, "dead processes' slots cannot be recovered"),
         }
         None
-    }
-
-    /// At most once a second: processes can die faster than anybody wants to read.
-    fn tell(&self, open: &mut Open, recovered: &Recovered) {
-        if open.logged.is_some_and(|logged| logged.elapsed() < Duration::from_secs(1)) {
-            return;
-        }
-        open.logged = Some(Instant::now());
-        let bytes: u64 = recovered.bytes.iter().fold(0, |sum, b| sum.saturating_add(*b));
-        info!(
-            dir = %self.dir.display(), slots = recovered.slots, bytes,
-            "recovered what dead processes held"
-        );
     }
 }
 
