@@ -161,20 +161,16 @@ fn commands(
     };
     let live: Vec<&&Tenant> = live.iter().filter(differs).collect();
     let first = live.iter().take(COMMANDS);
-    let names: Vec<Option<Named<'_>>> = first.map(|tenant| named(tenant, part, observed)).collect();
-    let mut lines: Vec<What> = names.iter().flatten().map(|name| quota(target, *name)).collect();
-    let nameless = names.len() - lines.len();
+    let names = first.filter_map(|tenant| named(tenant, part, observed));
+    let mut lines: Vec<What> = names.map(|name| quota(target, name)).collect();
+    let nameless = live.len().min(COMMANDS) - lines.len();
     if let Some(count) = live.len().checked_sub(COMMANDS).filter(|count| *count > 0) {
         lines.push(What::More(count as u64));
     }
     (lines, nameless)
 }
 
-fn quota(target: Target, name: Named<'_>) -> What {
-    let (of, container) = match name {
-        Named::Container(namespace, pod, container) => (format!("{namespace}/{pod}"), container),
-        Named::Allocation(id) => (id.to_owned(), ""),
-    };
+fn quota(target: Target, (of, container): (String, &str)) -> What {
     What::Quota {
         of,
         container: container.to_owned(),
@@ -259,21 +255,13 @@ fn smallest<'a>(target: Target, offers: &BTreeMap<Offer<'a>, u32>) -> Option<Cho
 /// Fewest characters of an id that are written.
 const SHORTEST: usize = 12;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Named<'a> {
-    /// The only one of a container: namespace, pod, container.
-    Container(&'a str, &'a str, &'a str),
-    /// By the beginning of its id.
-    Allocation(&'a str),
-}
-
-/// The name of a tenant on its node, by its container where `part` is all that the container has; `None` where every
-/// name that it has is another's, too.
-pub(crate) fn named<'a>(
+/// What a command takes for a tenant on its node: pod and container where `part` is all that the container has, else the
+/// beginning of its id; `None` where every name that it has is another's, too.
+fn named<'a>(
     tenant: &'a Tenant,
     part: Part<'_>,
     observed: &[Observed<'_>],
-) -> Option<Named<'a>> {
+) -> Option<(String, &'a str)> {
     let is_its_node =
         |one: &&Observed<'_>| one.node.tenants.iter().any(|other| std::ptr::eq(other, tenant));
     let on = observed.iter().find(is_its_node)?;
@@ -289,7 +277,7 @@ pub(crate) fn named<'a>(
     // No name of Kubernetes begins so, and a command would take it for an option.
     let is_option = [namespace, container].iter().any(|name| name.starts_with('-'));
     if part == Part::Whole && !is_option && live().filter(is_called_so).count() == 1 {
-        return Some(Named::Container(namespace, pod, container));
+        return Some((format!("{namespace}/{pod}"), container));
     }
     AllocationId::parse(&tenant.id)?;
     // A pod or a claim may be called as an id begins, and goes before it.
@@ -302,7 +290,7 @@ pub(crate) fn named<'a>(
             && live().filter(|one| one.id.starts_with(*written)).count() == 1
     };
     let beginnings = (SHORTEST..=tenant.id.len()).map(|length| &tenant.id[..length]);
-    beginnings.into_iter().find(is_free).map(Named::Allocation)
+    beginnings.into_iter().find(is_free).map(|id| (id.to_owned(), ""))
 }
 
 /// All containers that hold it: namespace, pod, container.
