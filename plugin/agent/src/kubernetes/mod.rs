@@ -36,7 +36,6 @@ const TOPIC: &str = "kubernetes";
 pub struct Timing {
     /// Longest wait for one request, connecting included.
     pub limit: Duration,
-    pub pace: Duration,
     /// The pause after a failure, which doubles, at first and at most; at most also where a person must do something.
     pub pause: [Duration; 2],
     pub server: Option<Server>,
@@ -46,7 +45,6 @@ impl Default for Timing {
     fn default() -> Self {
         Timing {
             limit: Duration::from_secs(10),
-            pace: Duration::from_millis(200),
             pause: [Duration::from_secs(1), Duration::from_secs(300)],
             server: None,
         }
@@ -192,7 +190,6 @@ impl Sender {
         }
         // The server answers.
         board.set_condition(TOPIC, None);
-        tokio::time::sleep(self.timing.pace).await;
     }
 
     /// Makes an event, or counts it with the one of before.

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tessera_agent::kubernetes::Timing;
-use tessera_cluster::Server;
 use tessera_cluster::fixtures::{ApiServer, Temper};
 use tessera_harness::plugin::*;
 use tessera_harness::{Owned, PATIENCE};
@@ -168,7 +167,6 @@ impl Api {
         Timing {
             // Of a server that answers, however long that takes here; see [`Api::hurried`].
             limit: PATIENCE,
-            pace: Duration::from_millis(1),
             pause: [Duration::from_millis(20), Duration::from_millis(200)],
             server: Some(self.server.access()),
         }
@@ -328,20 +326,6 @@ async fn a_server_that_answers_is_no_longer_said_to_be_silent_even_if_it_takes_n
     api.server.set_temper(answers(404, "namespaces \"default\" not found"));
     until(|| (node.agent().trust.events.all()[2].1 == 1).then_some(())).await;
     assert!(node.status().await.warnings.is_empty());
-}
-
-#[tokio::test]
-async fn without_a_server_events_cost_a_counter() {
-    let api = Api::start(Temper::Works);
-    let mut timing = api.timing();
-    // Nobody listens there.
-    timing.server = Some(Server { port: 1, ..api.server.access() });
-    let node = node_of(timing).await;
-    let admitted = node.start_pod("a", 1).await;
-    happens(&node, &admitted.ids, refused(1)).await;
-    until(|| (node.agent().trust.events.all()[1].1 >= 2).then_some(())).await;
-    assert_eq!(node.agent().trust.events.all()[0].1, 0);
-    assert_eq!(api.server.connections(), 0);
 }
 
 #[tokio::test]
