@@ -18,9 +18,7 @@ mod workloads;
 mod tests;
 
 pub use recommend::recommend;
-pub use sample::percentile;
 pub use waste::{largest_first, waste};
-pub use workloads::Confidence;
 
 use tessera_view::history::Answer;
 use tessera_view::node::Node;

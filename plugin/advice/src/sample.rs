@@ -96,7 +96,7 @@ pub(crate) fn ceil(value: f64) -> u32 {
 
 /// The smallest of the values that covers `percent` of all weight: that much weight has this value or less.
 /// `None` where nothing has any weight.
-pub fn percentile<V: Copy + Ord>(
+pub(crate) fn percentile<V: Copy + Ord>(
     values: impl IntoIterator<Item = (V, u64)>,
     percent: u32,
 ) -> Option<V> {

@@ -166,7 +166,7 @@ const DAY_MS: u64 = 24 * HOUR_MS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
 #[strum(serialize_all = "kebab-case", const_into_str)]
-pub enum Confidence {
+pub(crate) enum Confidence {
     /// Hardly: little was seen.
     Low,
     /// Daily or weekly peaks may be missing.
