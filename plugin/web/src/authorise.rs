@@ -20,7 +20,7 @@ use futures_util::future::join_all;
 use lru::LruCache;
 use sha2::{Digest, Sha256};
 use tessera_cluster::Verb;
-use tessera_cluster::reviews::{ReviewClient, User};
+use tessera_cluster::reviews::{ReviewClient, UserInfo};
 use tessera_system::locks::lock;
 use tessera_view::narrow::Rights;
 use tokio::sync::Mutex;
@@ -183,20 +183,23 @@ impl<K: std::hash::Hash + Eq, V: Clone, const N: usize> Answers<K, V, N> {
 /// A user that the API server knows.
 #[derive(Debug)]
 pub(crate) struct Known {
-    pub user: User,
+    user: UserInfo,
     hash: Hash,
 }
 
 impl Known {
-    fn new(user: User) -> Self {
+    fn new(user: UserInfo) -> Self {
         let hash = Sha256::digest(serde_json::to_vec(&user).unwrap_or_default()).into();
         Known { user, hash }
     }
 
+    pub fn name(&self) -> &str {
+        self.user.username.as_deref().unwrap_or_default()
+    }
+
     /// The namespace of a service account, where it is one: its own pods are what it asks for.
     fn namespace(&self) -> Option<&str> {
-        let (namespace, _) =
-            self.user.name.strip_prefix("system:serviceaccount:")?.split_once(':')?;
+        let (namespace, _) = self.name().strip_prefix("system:serviceaccount:")?.split_once(':')?;
         (!namespace.is_empty()).then_some(namespace)
     }
 }

@@ -92,7 +92,7 @@ impl Caller {
     pub fn name(&self) -> &str {
         match self {
             Caller::All => "",
-            Caller::User(_, user) => &user.user.name,
+            Caller::User(_, user) => user.name(),
         }
     }
 }
