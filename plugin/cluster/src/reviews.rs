@@ -13,38 +13,23 @@ use serde::de::DeserializeOwned;
 use crate::client::{Client, body};
 use crate::error::{ApiError, Call, Kind, Verb};
 
-/// Asks. A clone shares its connections.
-#[derive(Clone, Debug)]
-pub struct ReviewClient {
-    client: Client,
-}
-
-impl ReviewClient {
-    pub fn new(client: Client) -> Self {
-        ReviewClient { client }
-    }
-
+impl Client {
     /// The user of a token for the API server's own audience; `None` if it is not accepted.
     /// Errors: See [`ApiError`]. None has the token in it.
     pub async fn user(&self, token: &str) -> Result<Option<UserInfo>, ApiError> {
         let call = &Call::new(Verb::Create, Kind::TOKEN_REVIEWS, "");
         let spec = TokenReviewSpec { token: token.to_owned(), audiences: None };
         let review = TokenReview { spec, ..TokenReview::default() };
-        let status = self.create(call, &review).await?.status.unwrap_or_default();
+        let status = self.review(call, &review).await?.status.unwrap_or_default();
         let user = status.user.filter(|_| status.authenticated.unwrap_or(false));
         Ok(user.filter(|user| user.username.as_ref().is_some_and(|name| !name.is_empty())))
     }
 
-    /// Whether a user may do this with the pods of a namespace; of all where it is empty.
-    pub async fn may(
-        &self,
-        user: &UserInfo,
-        verb: Verb,
-        namespace: &str,
-    ) -> Result<bool, ApiError> {
+    /// Whether a user may get the pods of a namespace; of all where it is empty.
+    pub async fn may_get(&self, user: &UserInfo, namespace: &str) -> Result<bool, ApiError> {
         let call = &Call::new(Verb::Create, Kind::ACCESS_REVIEWS, "");
         let attributes = ResourceAttributes {
-            verb: Some(verb.into_str().to_owned()),
+            verb: Some(Verb::Get.into_str().to_owned()),
             resource: Some("pods".to_owned()),
             namespace: (!namespace.is_empty()).then(|| namespace.to_owned()),
             ..ResourceAttributes::default()
@@ -58,17 +43,17 @@ impl ReviewClient {
             ..SubjectAccessReviewSpec::default()
         };
         let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
-        let status = self.create(call, &review).await?.status.unwrap_or_default();
+        let status = self.review(call, &review).await?.status.unwrap_or_default();
         Ok(status.allowed && !status.denied.unwrap_or(false))
     }
 
-    async fn create<T: Serialize + DeserializeOwned>(
+    async fn review<T: Serialize + DeserializeOwned>(
         &self,
         call: &Call,
         review: &T,
     ) -> Result<T, ApiError> {
         let path = format!("/apis/{}/v1/{}", call.kind.group, call.kind.resource);
         let request = Request::new(path).create(&PostParams::default(), body(review));
-        self.client.ask(call, request).await
+        self.ask(call, request).await
     }
 }

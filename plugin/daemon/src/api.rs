@@ -8,7 +8,6 @@ use tessera_agent::kubernetes::node_name;
 use tessera_agent::status_board::StatusBoard;
 use tessera_api::admin::{StatusView, routes};
 use tessera_api::view::NodeSource;
-use tessera_cluster::reviews::ReviewClient;
 use tessera_cluster::{Client, Server};
 use tessera_config::{ApiAuthorisation, Config};
 use tessera_web::{Authorisation, Counts, Listener, Options, RootSocket, Tls};
@@ -92,9 +91,8 @@ fn protection(
     let files = files.map(|(certificate, key): (PathBuf, PathBuf)| Tls::Files { certificate, key });
     let is_open = api.listen.iter().any(|address| !address.ip().is_loopback());
     let reviews = |server| {
-        let reviews = ReviewClient::new(Client::new(server, LIMIT));
         let tls = files.clone().unwrap_or(Tls::SelfSigned);
-        (Authorisation::kubernetes(reviews, Arc::clone(counts)), tls)
+        (Authorisation::kubernetes(Client::new(server, LIMIT), Arc::clone(counts)), tls)
     };
     match (api.authorisation, cluster) {
         (ApiAuthorisation::Auto | ApiAuthorisation::Kubernetes, Some(server)) => Ok(reviews(server)),

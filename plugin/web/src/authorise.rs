@@ -19,8 +19,8 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use futures_util::future::join_all;
 use lru::LruCache;
 use sha2::{Digest, Sha256};
-use tessera_cluster::Verb;
-use tessera_cluster::reviews::{ReviewClient, UserInfo};
+use tessera_cluster::Client;
+use tessera_cluster::reviews::UserInfo;
 use tessera_system::locks::lock;
 use tessera_view::narrow::Rights;
 use tokio::sync::Mutex;
@@ -88,12 +88,12 @@ impl fmt::Debug for Authorisation {
 
 impl Authorisation {
     /// Asks an API server, and counts that.
-    pub fn kubernetes(reviews: ReviewClient, counts: Arc<Counts>) -> Self {
+    pub fn kubernetes(reviews: Client, counts: Arc<Counts>) -> Self {
         Self::kubernetes_for(reviews, counts, Times::default())
     }
 
     /// As [`Authorisation::kubernetes`], with other times.
-    pub fn kubernetes_for(reviews: ReviewClient, counts: Arc<Counts>, times: Times) -> Self {
+    pub fn kubernetes_for(reviews: Client, counts: Arc<Counts>, times: Times) -> Self {
         counts.expect_reviews();
         Authorisation::Kubernetes(Arc::new(Authoriser {
             reviews,
@@ -108,7 +108,7 @@ impl Authorisation {
 
 /// Asks the API server, and keeps its answers for a while.
 pub struct Authoriser {
-    reviews: ReviewClient,
+    reviews: Client,
     counts: Arc<Counts>,
     /// By the token's hash; `None` for one that the API server does not know.
     tokens: Answers<Hash, Option<Arc<Known>>, TOKEN_REVIEWS>,
@@ -274,7 +274,7 @@ impl Authoriser {
     /// Whether a user may get the pods of a namespace; of all where it is empty.
     async fn may(&self, known: &Known, access: &Access, namespace: &str) -> Result<bool, Refusal> {
         let asked = access.get((known.hash, namespace.to_owned()), async {
-            let may = self.reviews.may(&known.user, Verb::Get, namespace).await;
+            let may = self.reviews.may_get(&known.user, namespace).await;
             self.counts.reviewed(ACCESS, may.as_ref().copied());
             let may = may.map_err(|error| away(&error))?;
             Ok((may, if may { self.times.allowed } else { self.times.denied }))

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use tessera_cluster::reviews::ReviewClient;
 use tessera_cluster::{Access, Client};
 use tessera_fleet::Live;
 use tessera_web::{Authorisation, Options, Server, Tls};
@@ -101,8 +100,7 @@ pub(crate) fn main(args: &Args, common: &Common) -> Result<ExitCode, Failure> {
         true => {
             let access = Access::of_user(common.kubeconfig.as_deref(), common.context.as_deref());
             let access = access.map_err(Failure::usage)?;
-            let reviews = ReviewClient::new(Client::new(access, LIMIT));
-            Authorisation::kubernetes(reviews, Arc::default())
+            Authorisation::kubernetes(Client::new(access, LIMIT), Arc::default())
         }
     };
     let runtime =

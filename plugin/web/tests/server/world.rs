@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use tessera_cluster::Client as ClusterClient;
 use tessera_cluster::fixtures::ApiServer;
-use tessera_cluster::reviews::ReviewClient;
 use tessera_view::advice::{
     Change, NamespaceWaste, Recommendation, Recommendations, TenantWaste, Waste, What,
 };
@@ -283,8 +282,7 @@ impl World {
             store.users.accept("token-robot", "system:serviceaccount:ns-omega:robot", &[]);
             store.users.allow("system:serviceaccount:ns-omega:robot", "ns-omega");
         });
-        let reviews =
-            ReviewClient::new(ClusterClient::new(cluster.access(), Duration::from_millis(500)));
+        let reviews = ClusterClient::new(cluster.access(), Duration::from_millis(500));
         let counts = Arc::<Counts>::default();
         let source = Scripted::new(script());
         let authorisation = Authorisation::kubernetes_for(reviews, Arc::clone(&counts), times);

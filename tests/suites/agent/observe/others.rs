@@ -8,7 +8,6 @@ use std::time::Duration;
 use http_body_util::BodyExt;
 use tessera_agent::incidents::{Incidents, Seen, Time};
 use tessera_cluster::fixtures::ApiServer;
-use tessera_cluster::reviews::ReviewClient;
 use tessera_fake_kubelet::{Container, Pod};
 use tessera_harness::plugin::{
     GIB, GPU, TestNode, admin, bounded, connect, id_of, target, until, until_async,
@@ -126,7 +125,6 @@ impl Stage {
         let reviews = tessera_cluster::Client::new(cluster.access(), Duration::from_secs(5));
         let mut options = Options::new(Arc::new(node.source()));
         options.listen = vec!["127.0.0.1:0".parse().unwrap()];
-        let reviews = ReviewClient::new(reviews);
         options.authorisation = Authorisation::kubernetes(reviews, Arc::default());
         let server = Server::start(options).unwrap();
         let address = bounded(server.bound()).await.unwrap();
