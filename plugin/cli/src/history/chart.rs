@@ -41,17 +41,10 @@ pub(super) struct Column {
     pub cordoned: bool,
 }
 
-/// What one bucket adds.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Part {
-    pub at_unix_ms: i64,
-    pub column: Column,
-}
-
-/// So many columns from one instant to another. A bucket of `step` seconds is in each column that it reaches; what is
-/// counted of it, in the first.
+/// So many columns from one instant to another, of buckets by their beginnings. A bucket of `step` seconds is in each
+/// column that it reaches; what is counted of it, in the first.
 pub(super) fn columns(
-    parts: impl Iterator<Item = Part>,
+    buckets: impl Iterator<Item = (i64, Column)>,
     (since, until): (i64, i64),
     step: u32,
     count: usize,
@@ -63,7 +56,7 @@ pub(super) fn columns(
         let place = i128::from(at.saturating_sub(since)) * count as i128 / length;
         usize::try_from(place.max(0)).unwrap_or(usize::MAX)
     };
-    for Part { at_unix_ms, mut column } in parts {
+    for (at_unix_ms, mut column) in buckets {
         let first = place(at_unix_ms);
         let last = place(at_unix_ms.saturating_add(i64::from(step) * 1000 - 1));
         for to in columns.iter_mut().take(last.saturating_add(1)).skip(first) {

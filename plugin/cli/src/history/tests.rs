@@ -130,12 +130,9 @@ fn a_plugin_that_does_not_look_leaves_a_gap() {
 
 #[test]
 fn a_bucket_is_as_wide_as_its_time() {
-    let part = |n: i64| chart::Part {
-        at_unix_ms: n * 3_600_000,
-        column: chart::Column { seconds: 60.0, got: 0.5, refusals: 1, ..Default::default() },
-    };
-    let columns =
-        chart::columns([part(0), part(1), part(3)].into_iter(), (0, 4 * 3_600_000), 3600, 80);
+    let column = chart::Column { seconds: 60.0, got: 0.5, refusals: 1, ..Default::default() };
+    let buckets = [0, 1, 3].map(|n| (n * 3_600_000, column));
+    let columns = chart::columns(buckets.into_iter(), (0, 4 * 3_600_000), 3600, 80);
     let known: Vec<usize> = (0..80).filter(|n| columns[*n].seconds > 0.0).collect();
     assert_eq!(known, (0..40).chain(60..80).collect::<Vec<_>>());
     assert_eq!(columns.iter().map(|column| column.refusals).sum::<u64>(), 3);

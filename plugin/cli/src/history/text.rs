@@ -7,7 +7,7 @@ use tessera_model::quantity::format_bytes;
 use tessera_model::time_format;
 use tessera_view::history::{Answer, GpuSeries, Query, TenantPoint, TenantSeries};
 
-use super::chart::{Column as Cells, LABEL, Part, UNKNOWN, columns, spark};
+use super::chart::{Column as Cells, LABEL, UNKNOWN, columns, spark};
 
 /// Fewest columns of a line of bars; on a narrower terminal each tenant has a line.
 const NARROWEST: usize = 24;
@@ -181,7 +181,7 @@ impl Report<'_> {
                 cordoned: point.cordoned_seconds > 0.0,
                 ..Cells::default()
             };
-            Part { at_unix_ms: point.at_unix_ms, column }
+            (point.at_unix_ms, column)
         });
         let on: Vec<&TenantSeries> =
             self.answer.tenants.iter().filter(|tenant| tenant.gpu_uuid == one.gpu_uuid).collect();
@@ -316,7 +316,7 @@ impl Report<'_> {
     }
 }
 
-fn part(point: &TenantPoint) -> Part {
+fn part(point: &TenantPoint) -> (i64, Cells) {
     let share = |seconds: f64| if point.seconds > 0.0 { seconds / point.seconds } else { 0.0 };
     let column = Cells {
         seconds: point.seconds,
@@ -326,7 +326,7 @@ fn part(point: &TenantPoint) -> Part {
         refusals: point.refusals,
         ..Cells::default()
     };
-    Part { at_unix_ms: point.at_unix_ms, column }
+    (point.at_unix_ms, column)
 }
 
 /// Seconds used, waited and observed, of the points of which it is known what was used.
