@@ -416,20 +416,6 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_on_one_node_is_judged_there_and_needs_no_series() {
-        let nodes = vec![nodes().remove(0)];
-        let by_node = gathered(&nodes, "");
-        assert!(by_node.needed().0.is_empty());
-        let all = by_node.judged(Vec::new(), &Scope::default(), 1);
-        let figures = |all: &Recommendations| {
-            let one = &all.workloads[0];
-            (one.memory_bytes, one.recommended_cores_millis, one.changes.len())
-        };
-        assert_eq!(figures(&all), figures(&advised(&nodes[0].1, &Advice::default())));
-        assert_eq!(all.settings.map(|one| one.memory_percentile), Some(99));
-    }
-
-    #[test]
     fn what_is_missing_is_a_remark_and_different_settings_are_taken_together() {
         let nodes = nodes();
         let loose = Advice { memory_margin: 100, ..Advice::default() };

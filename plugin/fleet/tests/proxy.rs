@@ -140,17 +140,6 @@ async fn an_impersonated_user_is_not_shown_what_the_token_may_see() {
 }
 
 #[tokio::test]
-async fn a_node_that_falls_silent_keeps_its_last_view() {
-    let world = World::new(&[("a", Some(Behind::Answers(200, view("a"))))]);
-    let fleet = world.fleet();
-    assert!(fleet.gather().await.unwrap().nodes[0].answers);
-    world.server.with(|store| store.behind.insert("tessera-a".into(), Behind::Stalls));
-    let entry = fleet.gather().await.unwrap().nodes.remove(0);
-    assert!(!entry.answers && entry.answered_unix_ms > 0, "{entry:?}");
-    assert_eq!(entry.view.unwrap().tenants[0].pod, "chat-a");
-}
-
-#[tokio::test]
 async fn the_console_shows_the_others_while_one_stalls() {
     let world =
         World::new(&[("a", Some(Behind::Answers(200, view("a")))), ("b", Some(Behind::Stalls))]);

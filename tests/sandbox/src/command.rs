@@ -240,18 +240,6 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_placed_with_what_was_said() {
-        let Ok(Command::Run(run)) = line("run a --gpu 2 --load idle --memory 4GiB -n team") else {
-            panic!("it was not understood");
-        };
-        assert_eq!((run.gpu, run.load, run.memory), (2, Load::Idle, Some(4 << 30)));
-        let Ok(Command::Run(run)) = line("run a -- echo --load") else {
-            panic!("it was not understood");
-        };
-        assert_eq!(run.command, ["echo", "--load"]);
-    }
-
-    #[test]
     fn what_is_wrong_is_said() {
         for (text, part) in [
             ("run", "NAME"),

@@ -408,14 +408,6 @@ fn of_a(before: &Fleet, after: &Fleet, seconds: f64) -> Rates {
 }
 
 #[test]
-fn counters_become_rates() {
-    let rates = of_a(&fleet(1, 1, 100, 0), &fleet(1, 1, 300, 500_000), 2.0);
-    assert_eq!(rates.launches, Some(100.0));
-    assert_eq!(rates.refusals, Some(10.0));
-    assert_eq!(rates.waited, Some(0.25));
-}
-
-#[test]
 fn what_cannot_be_compared_has_no_rate() {
     let none = Rates::default();
     assert_eq!(of_a(&fleet(1, 1, 9, 9), &fleet(1, 2, 9, 9), 1.0), none, "generation");
