@@ -394,39 +394,11 @@ mod tests {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
     use tessera_agent::fixtures::{self, GPU, MEMORY, Step};
-    use tessera_gpu::{Discovery, DiscoveryError, GpuProcess, health};
-    use tessera_model::gpu::Gpu;
+    use tessera_gpu::nvml::NvmlDiscovery;
     use tessera_view::node::Node;
     use tessera_view::status::{AllocationState, Health, Status};
 
     use super::*;
-
-    /// A driver that nothing asks for GPUs.
-    struct Driver;
-
-    impl Discovery for Driver {
-        fn gpus(&self, _: &tessera_config::Gpus) -> Result<Vec<Gpu>, DiscoveryError> {
-            Ok(Vec::new())
-        }
-
-        fn memory_used(&self, _: &str) -> Result<u64, String> {
-            Ok(0)
-        }
-
-        fn processes(&self, _: &str) -> Result<Vec<GpuProcess>, String> {
-            Ok(Vec::new())
-        }
-
-        fn watch(
-            &self,
-            _: &[Gpu],
-            _: std::time::Duration,
-            _: &(dyn Fn() -> bool + Sync),
-            _: &(dyn Fn(health::Observation) + Sync),
-        ) -> Result<(), String> {
-            Ok(())
-        }
-    }
 
     fn status_agrees(status: &Status) {
         let gpu = &status.gpus[0];
@@ -480,7 +452,9 @@ mod tests {
         let _in = runtime.enter();
         let agent = fixtures::open(dir.path(), Vec::new(), false);
         let config = fixtures::config(dir.path(), false);
-        let view = StatusView::new(config.into(), Arc::new(Driver), Arc::default());
+        // No driver: nothing of it is looked at.
+        let discovery = NvmlDiscovery::new(Some(dir.path().join("no-driver")));
+        let view = StatusView::new(config.into(), Arc::new(discovery), Arc::default());
         let view = Arc::new(view);
         let _ = view.agent.set(Arc::clone(&agent));
         let mut runner = TestRunner::deterministic();
