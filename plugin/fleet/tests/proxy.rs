@@ -21,14 +21,7 @@ impl World {
         let dir = tempfile::tempdir().unwrap();
         let server = ApiServer::start(dir.path());
         for (node, behind) in nodes {
-            let pod = format!("tessera-{node}");
-            server.with(|store| {
-                let key = ("tessera".to_owned(), pod.clone());
-                store.pods.insert(key, plugin_pod(&pod, node));
-                if let Some(behind) = behind {
-                    store.behind.insert(pod.clone(), behind.clone());
-                }
-            });
+            server.with(|store| store.put_plugin(node, behind.clone()));
         }
         std::fs::write(dir.path().join("config"), server.kubeconfig()).unwrap();
         World { server, dir }
@@ -38,15 +31,6 @@ impl World {
         let kubeconfig = Some(self.dir.path().join("config"));
         Fleet::new(Options { kubeconfig, limit: LIMIT, ..Options::default() }).unwrap()
     }
-}
-
-fn plugin_pod(name: &str, node: &str) -> Value {
-    json!({
-        "metadata": { "name": name, "namespace": "tessera",
-            "ownerReferences": [{ "kind": "DaemonSet", "name": "tessera" }] },
-        "spec": { "nodeName": node, "containers": [{ "name": "tessera" }] },
-        "status": { "phase": "Running" },
-    })
 }
 
 fn view(node: &str) -> String {

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use serde_json::json;
 use tessera_cluster::fixtures::{ApiServer, Behind};
 use tessera_fleet::{Fleet, Live, Options as Cluster};
 use tessera_web::server::{Options, Server};
@@ -33,16 +32,7 @@ impl Console {
         let cluster = ApiServer::start(dir);
         for node in nodes {
             let Some(api) = node.api else { continue };
-            let (pod, namespace) = (format!("tessera-{}", node.spec.name), "tessera");
-            let object = json!({
-                "metadata": { "name": pod, "namespace": namespace, "ownerReferences": [{ "kind": "DaemonSet" }] },
-                "spec": { "nodeName": node.spec.name },
-                "status": { "phase": "Running" },
-            });
-            cluster.with(|store| {
-                store.pods.insert((namespace.to_owned(), pod.clone()), object);
-                store.behind.insert(pod, Behind::At(api));
-            });
+            cluster.with(|store| store.put_plugin(&node.spec.name, Some(Behind::At(api))));
         }
         let kubeconfig = dir.join("kubeconfig");
         std::fs::write(&kubeconfig, cluster.kubeconfig())?;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::{Command, Output, Stdio};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tempfile::TempDir;
 use tessera_cluster::fixtures::{ApiServer, Behind};
 use tessera_harness::plugin::{GPU, Simulated, Tenant, bounded, until};
@@ -41,17 +41,7 @@ impl Cluster {
     async fn node(&self, name: &str, index: usize) -> Node {
         let node = Node::start(name, index).await;
         let address = node.node.address().await;
-        let plugin = format!("tessera-{name}");
-        self.api.with(|store| {
-            let object = json!({
-                "metadata": { "name": plugin, "namespace": "tessera",
-                    "ownerReferences": [{ "kind": "DaemonSet", "name": "tessera" }] },
-                "spec": { "nodeName": name, "containers": [{ "name": "tessera" }] },
-                "status": { "phase": "Running" },
-            });
-            store.pods.insert(("tessera".to_owned(), plugin.clone()), object);
-            store.behind.insert(plugin, Behind::At(address));
-        });
+        self.api.with(|store| store.put_plugin(name, Some(Behind::At(address))));
         node
     }
 
