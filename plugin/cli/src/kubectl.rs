@@ -157,13 +157,9 @@ pub(crate) fn main(args: Vec<OsString>) -> ExitCode {
     if args.get(1).is_some_and(|word| word == "__complete") {
         return completions::of_kubectl(args.into_iter().skip(1).collect());
     }
-    let Cli { common, command } = match Cli::try_parse_from(args) {
+    let Cli { common, command } = match crate::parsed(args) {
         Ok(cli) => cli,
-        Err(error) => {
-            // Nothing can be done about a closed standard output.
-            let _ = error.print();
-            return if error.use_stderr() { crate::EXIT_USAGE.into() } else { ExitCode::SUCCESS };
-        }
+        Err(ended) => return ended,
     };
     let done = match command {
         Command::Both(command) => {

@@ -196,13 +196,9 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     if kubectl::is_called(args.first()) {
         return kubectl::main(args);
     }
-    let cli = match Cli::try_parse_from(args) {
+    let cli: Cli = match parsed(args) {
         Ok(cli) => cli,
-        Err(error) => {
-            // Nothing can be done about a closed standard output.
-            let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
-        }
+        Err(ended) => return ended,
     };
     panics::end_the_process();
     let outcome = execute(cli.command, ConfigFile { asked: cli.config });
@@ -214,6 +210,15 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
         let status = error.downcast_ref::<Failure>().map_or(1, |failure| failure.status);
         Failure { text: format!("{error:#}"), status }.exit("tessera")
+    })
+}
+
+/// A command line, or how the process ends that has said what it should be.
+pub(crate) fn parsed<T: Parser>(args: Vec<OsString>) -> Result<T, ExitCode> {
+    T::try_parse_from(args).map_err(|error| {
+        // Nothing can be done about a closed standard output.
+        let _ = error.print();
+        if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS }
     })
 }
 

@@ -1,7 +1,7 @@
 //! `trace`: what the arbiter does, for some seconds, as a file for Perfetto.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -30,14 +30,14 @@ enum Target {
 }
 
 impl Target {
-    fn open(path: &Path) -> Result<Self, String> {
+    fn open(path: &Path) -> Result<Self, Failure> {
         if path == Path::new("-") {
             return Ok(Target::Stdout);
         }
         let is_new = !path.exists();
         // Not truncated: see the type.
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
-        let file = file.map_err(|error| format!("{}: {error}", path.display()))?;
+        let file = file.map_err(|error| of_file(path, &error))?;
         Ok(Target::File { file, path: path.to_owned(), is_new })
     }
 
@@ -49,24 +49,22 @@ impl Target {
         }
     }
 
-    fn write(self, trace: &Trace) -> Result<(), String> {
-        let text = serde_json::to_string(trace).map_err(|error| error.to_string())?;
-        match self {
-            Target::Stdout => terminal::print(&(text + "\n")).map_err(|error| error.to_string()),
-            Target::File { mut file, path, .. } => {
-                // A device has no length to set.
-                let emptied = if file.metadata().is_ok_and(|of| of.is_file()) {
-                    file.set_len(0)
-                } else {
-                    Ok(())
-                };
-                let written = emptied.and_then(|()| file.write_all(text.as_bytes()));
-                written.map_err(|error| format!("{}: {error}", path.display()))?;
-                let said = terminal::print(&printable::lines(&summary(trace, &path)));
-                said.map_err(|error| error.to_string())
-            }
-        }
+    fn write(self, trace: &Trace) -> Result<(), Failure> {
+        let text = serde_json::to_string(trace)?;
+        let Target::File { mut file, path, .. } = self else {
+            return Ok(terminal::print(&(text + "\n"))?);
+        };
+        // A device has no length to set.
+        let is_file = file.metadata().is_ok_and(|of| of.is_file());
+        let emptied = if is_file { file.set_len(0) } else { Ok(()) };
+        let written = emptied.and_then(|()| file.write_all(text.as_bytes()));
+        written.map_err(|error| of_file(&path, &error))?;
+        Ok(terminal::print(&printable::lines(&summary(trace, &path)))?)
     }
+}
+
+fn of_file(path: &Path, error: &io::Error) -> Failure {
+    Failure::failed(format!("{}: {error}", path.display()))
 }
 
 fn summary(trace: &Trace, path: &Path) -> String {
@@ -89,7 +87,7 @@ fn summary(trace: &Trace, path: &Path) -> String {
 
 /// Writes the traces of all nodes that were asked as one.
 pub(crate) async fn main(args: &Args, source: &Source) -> Result<ExitCode, Failure> {
-    let target = Target::open(&args.output).map_err(Failure::failed)?;
+    let target = Target::open(&args.output)?;
     let (traces, silent) = match source.traces(args.seconds).await {
         Ok(answers) => answers,
         Err(failure) => {
@@ -97,7 +95,7 @@ pub(crate) async fn main(args: &Args, source: &Source) -> Result<ExitCode, Failu
             return Err(failure);
         }
     };
-    target.write(&Trace::joined(traces)).map_err(Failure::failed)?;
+    target.write(&Trace::joined(traces))?;
     for line in silent {
         eprintln!("{}", printable::line(&line));
     }
@@ -112,7 +110,7 @@ mod tests {
     fn a_file_that_cannot_be_written_is_refused_and_one_that_stays_empty_is_removed() {
         let dir = std::env::temp_dir().join(format!("tessera-trace-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
-        let refused = Target::open(&dir.join("none/trace.json")).err().unwrap();
+        let refused = Target::open(&dir.join("none/trace.json")).err().unwrap().text;
         assert!(refused.contains("none/trace.json: No such file"), "{refused}");
         let (new, old) = (dir.join("new"), dir.join("old"));
         Target::open(&new).unwrap().give_up();

@@ -104,13 +104,11 @@ pub(crate) fn main(args: &Args, common: &Common) -> Result<ExitCode, Failure> {
         }
     };
     let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::failed(error.to_string()))?;
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let done = runtime.block_on(async {
         use tokio::signal::unix::{SignalKind, signal};
-        let listen = |kind| signal(kind).map_err(|error| Failure::failed(error.to_string()));
         let (mut end, mut stop) =
-            (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let mut options = Options::new(Arc::new(Live::new(fleet, EVERY)));
         options.listen.clone_from(&args.listen.0);
         let scheme = if tls == Tls::Plain { "http" } else { "https" };
@@ -120,7 +118,7 @@ pub(crate) fn main(args: &Args, common: &Common) -> Result<ExitCode, Failure> {
                 eprintln!("{}", tessera_model::printable::line(&problem));
             }
         });
-        let server = Server::start(options).map_err(|error| Failure::failed(error.to_string()))?;
+        let server = Server::start(options)?;
         let announced = async {
             if let Some(address) = server.bound().await {
                 eprintln!("the console is at {scheme}://{address}/; Ctrl-C ends it");
