@@ -13,7 +13,6 @@ use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use feed::Feed;
 use model::{Model, Sort};
 use serde_json::{Value, json};
 use tessera_model::clock::unix_ms;
@@ -84,8 +83,8 @@ pub(crate) fn main(args: &Args, source: &Source) -> Result<ExitCode, Failure> {
     if args.once || !drawn {
         return once(model, args, every, source);
     }
-    let feed = Feed::start(source.clone(), every)?;
-    screen::run(model, &feed, every).map_err(|error| Failure::failed(format!("{error:#}")))
+    let news = feed::start(source.clone(), every)?;
+    screen::run(model, &news, every).map_err(|error| Failure::failed(format!("{error:#}")))
 }
 
 /// One frame.

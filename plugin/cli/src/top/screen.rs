@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::Once;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -19,7 +20,7 @@ use crossterm::{cursor, execute, queue};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::feed::{self, Feed};
+use super::feed::News;
 use super::model::Model;
 use super::view::{self, Moment};
 use tessera_model::clock::unix_ms;
@@ -29,7 +30,11 @@ use tessera_system::terminal::has_colour;
 const TURN: Duration = Duration::from_millis(50);
 
 /// Shows the model until it is left.
-pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Result<ExitCode> {
+pub(super) fn run(
+    mut model: Model,
+    news: &Receiver<News>,
+    every: Duration,
+) -> anyhow::Result<ExitCode> {
     give_back_on_panic();
     let taken = Taken::take().context("the terminal (`--once` and `-o json` need none)")?;
     let keyboard = Keyboard::open().context("the terminal")?;
@@ -54,12 +59,15 @@ pub(super) fn run(mut model: Model, feed: &Feed, every: Duration) -> anyhow::Res
                 }
                 changed = true;
             }
-            while let Some(news) = feed.next(Duration::ZERO) {
-                feed::apply(&mut model, news);
-                changed = true;
-                if model.quit {
-                    break;
+            while !model.quit {
+                match news.try_recv() {
+                    Ok(Ok((fleet, at))) => model.take(fleet, at),
+                    Ok(Err(reason)) => model.miss(reason, unix_ms()),
+                    Err(TryRecvError::Empty) => break,
+                    // A signal asked the process to end.
+                    Err(TryRecvError::Disconnected) => model.quit = true,
                 }
+                changed = true;
             }
             if changed {
                 break;
