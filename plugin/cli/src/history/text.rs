@@ -61,11 +61,11 @@ struct Report<'a> {
 impl Report<'_> {
     fn all(&mut self, charts: usize) {
         for remark in &self.answer.remarks {
-            self.wrapped("note: ", remark);
+            self.page.labelled("note: ", remark);
         }
         let (since, until) = self.window;
         if self.answer.tenants.is_empty() && self.answer.gpus.is_empty() {
-            self.wrapped("", "nothing was seen in that time");
+            self.page.labelled("", "nothing was seen in that time");
         } else if first(self.answer).is_some() {
             let (from, to) = (time_format::utc(since), time_format::utc(until));
             let length = match self.answer.step_seconds {
@@ -73,7 +73,7 @@ impl Report<'_> {
                 300 => "5m",
                 _ => "10s",
             };
-            self.wrapped("", &format!("{from} to {to} UTC, buckets of {length}"));
+            self.page.labelled("", &format!("{from} to {to} UTC, buckets of {length}"));
         }
         let answer = self.answer;
         for gpu in &answer.gpus {
@@ -87,7 +87,7 @@ impl Report<'_> {
             if rest > 0 {
                 self.page.gap();
                 if charts > 0 {
-                    self.wrapped("", &format!("{rest} more, in short:"));
+                    self.page.labelled("", &format!("{rest} more, in short:"));
                 }
                 let rest: Vec<&TenantSeries> = answer.tenants.iter().skip(charts).collect();
                 self.short(&rest);
@@ -108,7 +108,7 @@ impl Report<'_> {
             false => format!("{}/{}, container {}", one.namespace, one.pod, one.container),
         };
         let lives = if one.live { "lives" } else { "gone" };
-        self.wrapped("", &format!("{name}, on {}: {lives}", one.gpu_uuid));
+        self.page.labelled("", &format!("{name}, on {}: {lives}", one.gpu_uuid));
         let Some(width) = self.width() else { return self.short(&[one]) };
         let columns =
             columns(one.points.iter().map(part), self.window, self.answer.step_seconds, width);
@@ -135,8 +135,8 @@ impl Report<'_> {
             percent(got + waited, seconds),
             format_cores(share)
         );
-        self.wrapped("  ", &memory);
-        self.wrapped("  ", &time);
+        self.page.labelled("  ", &memory);
+        self.page.labelled("  ", &time);
         self.unknown(&columns);
     }
 
@@ -159,7 +159,8 @@ impl Report<'_> {
             };
             let marks: String = columns.iter().map(mark).collect();
             self.marks("refused", &marks);
-            self.wrapped("  ", &format!("refused memory {}: ! up to 9, X more", times(refusals)));
+            self.page
+                .labelled("  ", &format!("refused memory {}: ! up to 9, X more", times(refusals)));
         }
     }
 
@@ -169,7 +170,7 @@ impl Report<'_> {
             Some(index) => format!("GPU {index}, {}", one.gpu_uuid),
             None => format!("{}, gone", one.gpu_uuid),
         };
-        self.wrapped("", &name);
+        self.page.labelled("", &name);
         let parts = one.points.iter().map(|point| {
             let share =
                 |seconds: f64| if point.seconds > 0.0 { seconds / point.seconds } else { 0.0 };
@@ -200,15 +201,15 @@ impl Report<'_> {
             };
             let marks: String = columns.iter().map(mark).collect();
             self.marks("state", &marks);
-            self.wrapped("  ", "u not healthy, c cordoned");
+            self.page.labelled("  ", "u not healthy, c cordoned");
         }
         self.axis(width);
         let (peak, quotas) = (format_bytes(peak), format_bytes(quotas));
         let memory = format!("memory: peak {peak}, quotas of its tenants together {quotas}");
-        self.wrapped("  ", &memory);
+        self.page.labelled("  ", &memory);
         self.unknown(&columns);
         if !on.is_empty() {
-            self.wrapped("  ", "its tenants:");
+            self.page.labelled("  ", "its tenants:");
             self.short(&on);
         }
     }
@@ -281,7 +282,7 @@ impl Report<'_> {
     fn unknown(&mut self, columns: &[Cells]) {
         let unknown = columns.iter().filter(|column| column.seconds <= 0.0).count();
         if unknown > 0 {
-            self.wrapped("  ", &format!("{UNKNOWN} nothing was seen then"));
+            self.page.labelled("  ", &format!("{UNKNOWN} nothing was seen then"));
         }
     }
 
@@ -296,7 +297,7 @@ impl Report<'_> {
             0 => "events (UTC):".to_owned(),
             hidden => format!("events (UTC), the last {EVENTS}; {hidden} more in -o json:"),
         };
-        self.wrapped("", &heading);
+        self.page.labelled("", &heading);
         let has_days = self.window.1 - self.window.0 > 86_400_000;
         for event in &events[hidden..] {
             let all = time_format::utc(event.at_unix_ms);
@@ -306,13 +307,8 @@ impl Report<'_> {
                 false => &event.pod,
             };
             let of = if of.is_empty() { String::new() } else { format!("{of}: ") };
-            self.wrapped(&format!("  {at} "), &format!("{of}{}", event.text));
+            self.page.labelled(&format!("  {at} "), &format!("{of}{}", event.text));
         }
-    }
-
-    /// A text behind `label`, wrapped at words.
-    fn wrapped(&mut self, label: &str, text: &str) {
-        self.page.labelled(label, text);
     }
 }
 

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use tessera_api::print::{Page, Paper};
 use tessera_fleet::Fleet;
 use tessera_fleet::pending::{NodeRoom, Pending, pending};
+use tessera_model::counted::times;
 
 use super::Common;
 use crate::output::{Format, show};
@@ -56,10 +57,7 @@ fn scheduler(page: &mut Page, pending: &Pending) {
         if said.is_empty() {
             said.clone_from(&event.message);
         }
-        let times = match event.times {
-            1 => "once".to_owned(),
-            times => format!("{times} times"),
-        };
+        let times = times(event.times);
         match event.message == said {
             true => said.push_str(&format!(" (said {times}, at {})", event.last)),
             false => {
