@@ -78,9 +78,6 @@ pub(crate) struct Common {
         default_value = "app.kubernetes.io/name=tessera"
     )]
     pub plugin_selector: String,
-    /// Port of the plugin's JSON API (api.listen), where its pods do not name it
-    #[arg(long, global = true, value_name = "PORT")]
-    pub plugin_port: Option<u16>,
 }
 
 impl Common {
@@ -90,7 +87,6 @@ impl Common {
             context: self.context.clone(),
             plugin_namespace: self.plugin_namespace.clone(),
             labels: self.plugin_selector.clone(),
-            port: self.plugin_port,
             namespace: self.namespace.clone(),
             nodes: self.node.iter().cloned().collect(),
             ..Options::default()

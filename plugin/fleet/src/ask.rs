@@ -193,7 +193,7 @@ pub(crate) fn quoted(text: &str, most: usize) -> String {
 }
 
 /// The body of a success.
-pub(crate) fn body(place: &Place, port: u16, passed: &Passed) -> Result<Vec<u8>, AskError> {
+pub(crate) fn body(place: &Place, passed: &Passed) -> Result<Vec<u8>, AskError> {
     if passed.status == 200 {
         return Ok(passed.body.to_vec());
     }
@@ -213,7 +213,7 @@ pub(crate) fn body(place: &Place, port: u16, passed: &Passed) -> Result<Vec<u8>,
         "Status" => short(&refusal.message),
         _ => short(&String::from_utf8_lossy(&passed.body)),
     };
-    let Place { namespace, pod, .. } = place;
+    let Place { namespace, pod, port, .. } = place;
     Err(match passed.status {
         401 => Why::Unauthenticated.says(format!(
             "the API server does not accept your credentials: {said}; log in again"
@@ -227,7 +227,8 @@ pub(crate) fn body(place: &Place, port: u16, passed: &Passed) -> Result<Vec<u8>,
         )),
         502..=504 => Why::Silent.says(format!(
             "the API server does not reach port {port} of pod {namespace}/{pod}: {said}; api.listen has to be an \
-             address that other nodes reach with this port (else name it: --plugin-port), and no NetworkPolicy may be in the way"
+             address that other nodes reach with this port, which its container names `api`, and no NetworkPolicy may be \
+             in the way"
         )),
         status => Why::Silent.says(format!("HTTP {status}: {said}")),
     })
@@ -329,7 +330,8 @@ mod tests {
     }
 
     fn place() -> Place {
-        Place { node: "a".into(), namespace: "tessera".into(), pod: "p".into(), ..Place::default() }
+        let (namespace, pod) = ("tessera".into(), "p".into());
+        Place { node: "a".into(), namespace, pod, port: PORT, ..Place::default() }
     }
 
     fn passed(status: u16, body: &str) -> Passed {
@@ -339,23 +341,19 @@ mod tests {
     #[test]
     fn refusals_of_the_node_and_of_the_api_server_are_distinguished() {
         let own = |status| {
-            body(
-                &place(),
-                9481,
-                &passed(status, r#"{"api_version":"tessera.dev/v1","error":"no"}"#),
-            )
+            body(&place(), &passed(status, r#"{"api_version":"tessera.dev/v1","error":"no"}"#))
         };
         assert_eq!(own(404), Err(Why::Unknown.says("no".into())));
         assert_eq!(own(403), Err(Why::NoRights.says("no".into())));
         let status = r#"{"kind":"Status","message":"cannot get resource pods/proxy"}"#;
-        let theirs = body(&place(), 9481, &passed(403, status)).unwrap_err().to_string();
+        let theirs = body(&place(), &passed(403, status)).unwrap_err().to_string();
         assert!(theirs.contains("pods/proxy in namespace tessera"), "{theirs}");
         let refused =
             r#"{"kind":"Status","message":"error trying to reach service: connection refused"}"#;
-        let away = body(&place(), 9481, &passed(503, refused)).unwrap_err().to_string();
-        assert!(away.contains("--plugin-port"), "{away}");
+        let away = body(&place(), &passed(503, refused)).unwrap_err().to_string();
+        assert!(away.contains("names `api`"), "{away}");
         assert!(away.contains("port 9481") && away.contains("connection refused"), "{away}");
-        let long = body(&place(), 9481, &passed(500, &"x".repeat(5000))).unwrap_err().to_string();
+        let long = body(&place(), &passed(500, &"x".repeat(5000))).unwrap_err().to_string();
         assert!(long.len() < 400, "{}", long.len());
     }
 }

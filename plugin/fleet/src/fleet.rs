@@ -19,7 +19,7 @@ use tessera_view::{API_VERSION, fleet, history};
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::ask::{self, AskError, PORT, Question, VIEWER, Why};
+use crate::ask::{self, AskError, Question, VIEWER, Why};
 use crate::entries::Entries;
 use crate::merge::{self, Answers};
 use crate::places::{self, Place};
@@ -38,8 +38,6 @@ pub struct Options {
     pub plugin_namespace: String,
     /// Labels of the plugin's pods.
     pub labels: String,
-    /// The port of the plugin's JSON API; the one that each of its pods names `api` where it is not given.
-    pub port: Option<u16>,
     /// The namespace that is asked about where the user is no reader of all; the context's where it is not given.
     pub namespace: Option<String>,
     /// Only these nodes; empty for all.
@@ -55,7 +53,6 @@ impl Default for Options {
             context: None,
             plugin_namespace: "tessera".to_owned(),
             labels: "app.kubernetes.io/name=tessera".to_owned(),
-            port: None,
             namespace: None,
             nodes: BTreeSet::new(),
             limit: Duration::from_secs(5),
@@ -326,20 +323,18 @@ impl Fleet {
         }
         // Never closed.
         let _permit = self.inner.parallel.acquire().await;
-        let Options { port, limit, .. } = self.inner.options;
-        let port = port.or(Some(place.port).filter(|port| *port != 0)).unwrap_or(PORT);
         let proxied = Proxied {
             namespace: place.namespace.clone(),
             pod: place.pod.clone(),
-            port,
+            port: place.port,
             target: question.target(),
             accept: "application/json",
         };
-        let limit = limit + question.lasts;
+        let limit = self.inner.options.limit + question.lasts;
         let passed = self.user().through_pod(&proxied, VIEWER, limit, question.largest()).await;
         let viewer = format!("{}/{VIEWER}", place.namespace);
         let passed = passed.map_err(|error| ask::failed(error, &viewer))?;
-        ask::body(place, port, &passed)
+        ask::body(place, &passed)
     }
 
     /// Nodes that did not answer a moment ago, and why.

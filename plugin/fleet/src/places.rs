@@ -6,7 +6,7 @@ use tessera_cluster::user::objects::Pod;
 use tessera_model::written_name::{is_written, written_so};
 use tessera_view::fleet::{Entry, Fleet};
 
-use crate::ask::{AskError, Why};
+use crate::ask::{AskError, PORT, Why};
 
 /// A node and the plugin's pod on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct Place {
     /// The pod's namespace.
     pub namespace: String,
     pub pod: String,
-    /// The port of its JSON API, as its container port `api` says; 0 where it says none.
+    /// The port of its JSON API, as its container port `api` says; the usual one where it says none.
     pub port: u16,
     /// Why the pod cannot answer; empty where it runs.
     pub away: String,
@@ -64,7 +64,7 @@ pub(crate) fn of(pods: &[Pod]) -> Vec<Place> {
 
 fn port(pod: &Pod) -> u16 {
     let mut ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
-    ports.find(|port| port.name == "api").map_or(0, |port| port.container_port)
+    ports.find(|port| port.name == "api").map_or(PORT, |port| port.container_port)
 }
 
 /// Why it is in its phase, behind that, as far as the API server has it.
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn a_pod_is_asked_on_the_port_that_its_container_calls_api() {
         let mut pod = pod("new", "a", "Running", "DaemonSet");
-        assert_eq!(of(std::slice::from_ref(&pod))[0].port, 0);
+        assert_eq!(of(std::slice::from_ref(&pod))[0].port, 9481);
         let containers = json!([{ "name": "plugin", "ports": [
             { "name": "metrics", "containerPort": 9480 },
             { "name": "api", "containerPort": 19481 },
