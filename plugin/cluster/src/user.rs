@@ -272,8 +272,6 @@ pub struct Proxied {
     pub port: u16,
     /// Path and query, with a slash in front.
     pub target: String,
-    /// The type that is wanted, such as `application/json`.
-    pub accept: &'static str,
 }
 
 /// An answer that the proxy passed on, or that the API server gave itself.
@@ -296,15 +294,16 @@ impl UserClient {
         limit: Duration,
         largest: usize,
     ) -> Result<Passed, ApiError> {
-        let Proxied { namespace, pod, port, target, accept } = place;
+        let Proxied { namespace, pod, port, target } = place;
         let call = Call::of(Verb::Get, Kind::POD_PROXY, namespace, pod);
         let token = match self.client.has_token(&call).await? {
             true => HeaderValue::from_static(PASS_ON),
             false => self.viewers_token(namespace, viewer).await?,
         };
         let path = format!("/api/v1/namespaces/{namespace}/pods/https:{pod}:{port}/proxy{target}");
-        let request = http::Request::get(path).header(PASSED_ON, token).header("accept", *accept);
-        let request = request.body(Vec::new()).map_err(BuildRequest);
+        let request = http::Request::get(path).header(PASSED_ON, token);
+        let request = request.header("accept", "application/json").body(Vec::new());
+        let request = request.map_err(BuildRequest);
         let (head, body) = self.client.exchange(&call, request, limit, largest).await?;
         Ok(Passed { status: head.status.as_u16(), body })
     }

@@ -328,7 +328,6 @@ impl Fleet {
             pod: place.pod.clone(),
             port: place.port,
             target: question.target(),
-            accept: "application/json",
         };
         let limit = self.inner.options.limit + question.lasts;
         let passed = self.user().through_pod(&proxied, VIEWER, limit, question.largest()).await;

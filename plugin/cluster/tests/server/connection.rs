@@ -168,7 +168,6 @@ fn place(pod: usize) -> Proxied {
         pod: format!("tessera-{pod}"),
         port: 9481,
         target: "/api/v1/fleet".into(),
-        accept: "application/json",
     }
 }
 
