@@ -28,11 +28,8 @@ pub enum Command {
     /// Remove a pod; its container ends and what it held is free
     #[command(visible_alias = "delete")]
     Rm {
-        /// The pod
+        /// The pod; `NAMESPACE/NAME` where that is not `default`
         name: String,
-        /// Its namespace
-        #[arg(long, short, default_value = "default")]
-        namespace: String,
     },
     /// List nodes and pods
     #[command(visible_alias = "ls")]
@@ -41,9 +38,6 @@ pub enum Command {
     Logs {
         /// The pod, or `plugin`
         what: String,
-        /// The pod's namespace
-        #[arg(long, short, default_value = "default")]
-        namespace: String,
         /// The plugin's node
         #[arg(long)]
         node: Option<String>,
@@ -55,9 +49,6 @@ pub enum Command {
     Wait {
         /// The pod
         name: String,
-        /// Its namespace
-        #[arg(long, short, default_value = "default")]
-        namespace: String,
         /// At most so long, seconds
         #[arg(long = "for", value_name = "SECONDS", default_value = "60", value_parser = seconds)]
         limit: Duration,
@@ -153,9 +144,6 @@ tessera! {
 pub struct What {
     /// `plugin`, `kubelet`, or a pod
     pub what: String,
-    /// The pod's namespace
-    #[arg(long, short, default_value = "default")]
-    pub namespace: String,
     /// The node of plugin or kubelet
     #[arg(long)]
     pub node: Option<String>,

@@ -84,29 +84,30 @@ impl Sandbox {
     async fn try_to(&mut self, command: Command) -> anyhow::Result<Reply> {
         match command {
             Command::Run(args) => self.run(args).await.map(Reply::done),
-            Command::Rm { name, namespace } => {
-                let pod = self.pods.remove(self.find(&namespace, &name)?);
+            Command::Rm { name } => {
+                let pod = self.pods.remove(self.find(&name)?);
                 let (node, full) = (pod.node, pod.full_name());
                 pod.remove(&self.nodes[node].kubelet).await;
                 self.nodes[node].unprepare(&full).await;
                 Ok(Reply::done(format!("{full}: removed")))
             }
             Command::List => Ok(Reply::done(print::list(self))),
-            Command::Logs { what, namespace, node, lines } => {
+            Command::Logs { what, node, lines } => {
                 let file = match what.as_str() {
                     "plugin" => self.node(node.as_deref())?.log(),
-                    name => self.pods[self.find(&namespace, name)?].log.clone(),
+                    name => self.pods[self.find(name)?].log.clone(),
                 };
                 Ok(Reply::done(last_lines(&file, lines)))
             }
-            Command::Wait { name, namespace, limit } => {
-                let at = self.find(&namespace, &name)?;
-                match self.pods[at].wait_for(limit).await {
-                    State::Running => bail!("{namespace}/{name} still runs after {limit:?}"),
-                    State::Ended(0) => Ok(Reply::done(format!("{namespace}/{name}: ended"))),
+            Command::Wait { name, limit } => {
+                let at = self.find(&name)?;
+                let pod = &mut self.pods[at];
+                let full = pod.full_name();
+                match pod.wait_for(limit).await {
+                    State::Running => bail!("{full} still runs after {limit:?}"),
+                    State::Ended(0) => Ok(Reply::done(format!("{full}: ended"))),
                     State::Ended(code) => {
-                        let said = last_lines(&self.pods[at].log, 3);
-                        bail!("{namespace}/{name} ended with exit code {code}: {said}")
+                        bail!("{full} ended with exit code {code}: {}", last_lines(&pod.log, 3))
                     }
                 }
             }
@@ -124,7 +125,7 @@ impl Sandbox {
                 match what.what.as_str() {
                     "plugin" => self.node(what.node.as_deref())?.stop_plugin().await,
                     _ => {
-                        let at = self.find(&what.namespace, &what.what)?;
+                        let at = self.find(&what.what)?;
                         self.pods[at].kill().await;
                     }
                 }
@@ -174,9 +175,9 @@ impl Sandbox {
         }
     }
 
-    /// A pod, called `NAME` in that namespace or `NAMESPACE/NAME` as lists have it.
-    fn find(&self, namespace: &str, name: &str) -> anyhow::Result<usize> {
-        let (namespace, name) = name.split_once('/').unwrap_or((namespace, name));
+    /// A pod, called `NAMESPACE/NAME` as lists have it, or `NAME` in the namespace `default`.
+    fn find(&self, name: &str) -> anyhow::Result<usize> {
+        let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
         let is_it = |pod: &Pod| pod.namespace == namespace && pod.name == name;
         if let Some(at) = self.pods.iter().position(is_it) {
             return Ok(at);
@@ -192,7 +193,7 @@ impl Sandbox {
         let RunArgs { name, namespace, gpu, share, claim, node, load, memory, command } = args;
         let full = format!("{namespace}/{name}");
         let taken = self.pods.iter().any(|pod| pod.full_name() == full);
-        anyhow::ensure!(!taken, "{full} is there already; `tessera sandbox rm {name}` removes it");
+        anyhow::ensure!(!taken, "{full} is there already; `tessera sandbox rm {full}` removes it");
         let count = if share.is_some() { 1 } else { usize::from(gpu) };
         let (at, resource) = match claim {
             Some(size) => (self.with_claims(node.as_deref())?, format!("claim {size}")),
@@ -302,7 +303,7 @@ impl Sandbox {
             let pid = node.plugin_pid().unwrap_or(0);
             return Ok(format!("plugin of {}: runs, pid {pid}", node.spec.name));
         }
-        let at = self.find(&what.namespace, &what.what)?;
+        let at = self.find(&what.what)?;
         let pod = &mut self.pods[at];
         let full = pod.full_name();
         anyhow::ensure!(pod.look() != State::Running, "{full} runs already");
@@ -332,7 +333,7 @@ impl Sandbox {
                 ))
             }
             name => {
-                let at = self.find(&what.namespace, name)?;
+                let at = self.find(name)?;
                 let pod = &mut self.pods[at];
                 pod.kill().await;
                 Ok(format!(

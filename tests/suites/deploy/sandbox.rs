@@ -144,7 +144,7 @@ fn a_greedy_pod_is_held_to_its_quota_and_a_removed_one_leaves_nothing() {
     assert!(sandbox.must(&["explain", "chat"]).contains("default/chat"));
 
     let dir = sandbox.dir();
-    sandbox.must(&["rm", "hog", "-n", "team"]);
+    sandbox.must(&["rm", "team/hog"]);
     assert!(!sandbox.must(&["list"]).contains("hog"));
     until("its memory or its pages stay", || {
         let pages = std::fs::read_dir(dir.join("n0/pages")).unwrap().flatten();
@@ -168,7 +168,7 @@ fn each_pod_has_a_log_of_its_own_and_is_called_as_it_is_listed() {
     for (name, namespace) in [("chat", "team"), ("batch", "team"), ("chat", "other")] {
         let words = format!("I am {namespace}/{name}");
         sandbox.must(&["run", name, "--namespace", namespace, "--", "echo", &words]);
-        sandbox.must(&["wait", name, "--namespace", namespace]);
+        sandbox.must(&["wait", &format!("{namespace}/{name}")]);
     }
     let logs = |name: &str| sandbox.must(&["logs", name]);
     for name in ["team/chat", "team/batch", "other/chat"] {
