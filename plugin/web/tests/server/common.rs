@@ -126,17 +126,13 @@ pub fn small() -> Script {
     }
 }
 
-/// On a port of this host.
-pub async fn serve(
-    source: Scripted,
-    authorisation: Authorisation,
-    tls: Tls,
-) -> (Server, SocketAddr) {
-    serve_counted(source, authorisation, tls, Arc::default()).await
+/// On a port of this host, to everybody.
+pub async fn serve(source: Scripted) -> (Server, SocketAddr) {
+    serve_to(source, Authorisation::None, Tls::Plain, Arc::default()).await
 }
 
-/// As [`serve`], with these counters.
-pub async fn serve_counted(
+/// On a port of this host.
+pub async fn serve_to(
     source: Scripted,
     authorisation: Authorisation,
     tls: Tls,

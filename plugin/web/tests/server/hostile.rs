@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use tessera_view::fleet::Fleet;
 use tessera_web::client::{Client, Endpoint};
 use tessera_web::fixtures::unverified;
-use tessera_web::{Authorisation, Route, Tls};
+use tessera_web::{Route, Tls};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -32,7 +32,7 @@ async fn is_served(address: SocketAddr) {
 
 #[tokio::test]
 async fn what_is_no_request_is_refused_and_others_are_answered() {
-    let (_server, address) = serve(Scripted::new(small()), Authorisation::None, Tls::Plain).await;
+    let (_server, address) = serve(Scripted::new(small())).await;
     let large = "x".repeat(1 << 20);
     let many: String = (0..500).map(|n| format!("h{n}: x\r\n")).collect();
     for (what, bytes, status) in [
@@ -68,7 +68,7 @@ async fn what_is_no_request_is_refused_and_others_are_answered() {
 #[tokio::test]
 async fn streams_are_so_many_and_no_more_and_leave_with_their_readers() {
     let source = Scripted::new(small());
-    let (_server, address) = serve(source.clone(), Authorisation::None, Tls::Plain).await;
+    let (_server, address) = serve(source.clone()).await;
     let client = Client::new(Endpoint::Plain(address));
     let mut open = Vec::new();
     let refused = loop {
@@ -94,7 +94,7 @@ async fn streams_are_so_many_and_no_more_and_leave_with_their_readers() {
 #[tokio::test]
 async fn a_stream_says_what_changed_and_nothing_else() {
     let source = Scripted::new(small());
-    let (_server, address) = serve(source.clone(), Authorisation::None, Tls::Plain).await;
+    let (_server, address) = serve(source.clone()).await;
     let client = Client::new(Endpoint::Plain(address));
     let mut body = client.ask("/api/v1/stream", "text/event-stream").await.unwrap().into_body();
     let mut events: Vec<String> = Vec::new();

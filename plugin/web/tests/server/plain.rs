@@ -9,7 +9,7 @@ use tessera_view::change::{Call, CordonRequest, CordonResponse};
 use tessera_view::explain::{Explanation, Explanations, Story};
 use tessera_view::fleet::Fleet;
 use tessera_web::client::{Client, ClientError, Endpoint, query};
-use tessera_web::{Authorisation, Listener, Options, Peer, RootSocket, Route, Server, Tls};
+use tessera_web::{Listener, Options, Peer, RootSocket, Route, Server};
 
 use crate::common::{Scripted, serve, small};
 
@@ -99,8 +99,7 @@ async fn each_listener_is_reported_for_itself() {
 
 #[tokio::test]
 async fn what_has_no_answer_says_what_there_is_and_every_answer_has_its_headers() {
-    let source = Scripted::new(small());
-    let (_server, address) = serve(source, Authorisation::None, Tls::Plain).await;
+    let (_server, address) = serve(Scripted::new(small())).await;
     let client = Client::new(Endpoint::Plain(address));
     for (path, status, kind) in [
         ("/", 200, "text/html; charset=utf-8"),

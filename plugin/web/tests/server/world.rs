@@ -26,7 +26,7 @@ use tessera_web::authorise::Times;
 use tessera_web::client::{Client, Endpoint};
 use tessera_web::{Authorisation, Counts, Server, Tls};
 
-use crate::common::{Script, Scripted, serve_counted};
+use crate::common::{Script, Scripted, serve_to};
 
 /// Namespaces with tenants.
 pub const NAMESPACES: [&str; 4] = ["ns-alpha", "ns-beta", "ns-gamma", "ns-delta"];
@@ -287,7 +287,7 @@ impl World {
         let source = Scripted::new(script());
         let authorisation = Authorisation::kubernetes_for(reviews, Arc::clone(&counts), times);
         let (server, address) =
-            serve_counted(source.clone(), authorisation, tls, Arc::clone(&counts)).await;
+            serve_to(source.clone(), authorisation, tls, Arc::clone(&counts)).await;
         World { source, cluster, address, counts, _server: server, _dir: dir }
     }
 
