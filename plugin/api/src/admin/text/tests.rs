@@ -181,15 +181,6 @@ fn a_plugin_that_kubelet_does_not_know_is_the_first_thing_said() {
 }
 
 #[test]
-fn a_node_without_gpus_says_so_and_where_the_reason_is() {
-    let mut status = status();
-    status.gpus.clear();
-    status.allocations.clear();
-    let said = plain(&status);
-    assert!(said.contains("No GPUs: the plugin has found none"), "{said}");
-}
-
-#[test]
 fn limits_that_were_changed_are_marked() {
     let mut status = status();
     assert!(!plain(&status).contains('*'));
