@@ -3,13 +3,15 @@
  *
  *   #define MORE(X) X(name, arguments) …          the driver functions that driver.h lacks
  *   MORE(DECLARE_MORE)                            as more_NAME, NULL where the driver has none
- *   static void call(const char *line) { … }      makes the call and prints one line
+ *   static void call(const char *line) { … }      makes the call and prints one line; others are for `common`
  *   CONVERSATION                                  main(): a call per line of standard input
  */
 #ifndef TESSERA_TESTS_CONVERSATION_H
 #define TESSERA_TESTS_CONVERSATION_H
 
 #include "driver.h"
+
+#include <string.h>
 
 /* cuda.h's, of pools and of allocation nodes. */
 typedef struct {
@@ -35,6 +37,59 @@ typedef struct {
         printf("%d %llu\n", result_, (unsigned long long)(value));                                 \
         return;                                                                                    \
     } while (0)
+
+#define IS(name) if (strcmp(command, name) == 0)
+
+/* The context of the last `retain`. */
+static CUcontext retained;
+
+/*
+ * Calls of more than one program; unknown ones answer -1.
+ *
+ *   init | retain DEV -> handle (and makes it current) | release DEV | reset DEV
+ *   ctx DEV -> handle | destroy HANDLE | current HANDLE
+ *   alloc BYTES -> ptr | free PTR | info -> free total | sync
+ */
+static inline void common(const char *line) {
+    char command[32] = "";
+    unsigned long long a = 0;
+    sscanf(line, "%31s %llu", command, &a);
+    void *handle = (void *)(uintptr_t)a;
+    IS("init") ANSWER(cuInit(0));
+    IS("retain") {
+        CUresult result = cuDevicePrimaryCtxRetain(&retained, (CUdevice)a);
+        ANSWER_WITH((uintptr_t)retained, result ? result : cuCtxSetCurrent(retained));
+    }
+    IS("release") ANSWER(cuDevicePrimaryCtxRelease_v2((CUdevice)a));
+    IS("reset") ANSWER(cuDevicePrimaryCtxReset_v2((CUdevice)a));
+    IS("ctx") {
+        CUcontext context = NULL;
+        ANSWER_WITH((uintptr_t)context, cuCtxCreate_v2(&context, 0, (CUdevice)a));
+    }
+    IS("destroy") ANSWER(cuCtxDestroy_v2(handle));
+    IS("current") ANSWER(cuCtxSetCurrent(handle));
+    IS("alloc") {
+        CUdeviceptr ptr = 0;
+        ANSWER_WITH(ptr, cuMemAlloc_v2(&ptr, a));
+    }
+    IS("free") ANSWER(cuMemFree_v2(a));
+    IS("info") {
+        size_t avail = 0, total = 0;
+        CUresult result = cuMemGetInfo_v2(&avail, &total);
+        printf("%d %zu %zu\n", result, avail, total);
+        return;
+    }
+    IS("sync") ANSWER(cuCtxSynchronize());
+    ANSWER(-1);
+}
+
+/* Streams 0 to 7 are made at first use; others are the default stream. */
+static inline CUstream stream(unsigned long long number) {
+    static CUstream streams[8];
+    if (number > 7) return NULL;
+    if (!streams[number]) cuStreamCreate(&streams[number], 1 /* non-blocking */);
+    return streams[number];
+}
 
 #define CONVERSATION                                                                               \
     int main(void) {                                                                               \

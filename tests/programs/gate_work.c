@@ -8,10 +8,9 @@
  *   do WORK STREAM MICROSECONDS             the same in the conversation's own thread
  *   turns COUNT WORK STREAM STREAM MICROSECONDS -> microseconds (the same so often, into each stream in turn)
  *   unhold                                  lets go of what `hold`, a host function, holds up
- *   sync | query STREAM | lasterror (what cuCtxSynchronize says) | graph -> nodes of the last graph
+ *   query STREAM | graph -> nodes of the last graph
  *   begin STREAM MODE | end STREAM -> nodes | capturing STREAM -> status
  *   stream -> NUMBER (a further one) | destroy NUMBER
- *   retain | release | reset (the primary context)
  *   context (a further one, current) | leave (destroys it)
  *   churn THREADS ROUNDS -> failures (threads that launch once each and end)
  *   forked (a child that launches; its result) | spawned PROGRAM
@@ -170,6 +169,7 @@ static int work(const char *what, CUstream s, unsigned long long ns) {
     _Alignas(8) int serialization[18] = {6, 0, 1};
     const struct config chained = {{1, 1, 1}, {1, 1, 1}, 0, s, serialization, 1};
     void *params[] = {&ns};
+#undef IS
 #define IS(name) !strcmp(what, name)
     if (IS("kernel")) return launch(s, ns);
     if (IS("hold")) return more_cuLaunchHostFunc(s, hold, NULL);
@@ -320,13 +320,6 @@ static void call(const char *line) {
     } else if (!strncmp(line, "leave", 5)) {
         const int result = cuCtxDestroy_v2(further);
         printf("%d\n", result ? result : cuCtxSetCurrent(context));
-    } else if (!strncmp(line, "retain", 6)) {
-        CUcontext same;
-        printf("%d\n", cuDevicePrimaryCtxRetain(&same, 0));
-    } else if (!strncmp(line, "release", 7)) {
-        printf("%d\n", cuDevicePrimaryCtxRelease_v2(0));
-    } else if (!strncmp(line, "reset", 5)) {
-        printf("%d\n", cuDevicePrimaryCtxReset_v2(0));
     } else if (sscanf(line, "churn %d %d", &number, &value) == 2) {
         printf("0 %d\n", churn(number, value));
     } else if (!strncmp(line, "forked", 6)) {
@@ -346,14 +339,12 @@ static void call(const char *line) {
         printf("%d\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
     } else if (!strncmp(line, "init", 4)) {
         printf("%d\n", setup());
-    } else if (!strncmp(line, "sync", 4)) {
-        printf("%d\n", cuCtxSynchronize());
     } else if (sscanf(line, "exit %d", &number) == 1) {
         exit(number);
     } else if (sscanf(line, "_exit %d", &number) == 1) {
         _exit(number);
     } else {
-        printf("-1\n");
+        common(line);
     }
 }
 

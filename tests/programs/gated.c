@@ -1,19 +1,17 @@
 /*
  * Launches at a gate: one call per line of standard input, answered `RESULT VALUE…`.
  *
- *   init | retain DEV
+ *   retain DEV (and loads a module)
  *   launch COUNT NS STREAM -> microseconds that it took (kernels of NS, one after the other)
  *   sync STREAM | query STREAM | destroy STREAM
  *   fork COUNT NS -> wait status of a child that launches and ends with the result
  *   threads -> how many this process has
  *
- * STREAM is 0 to 7, made at first use; 8 is the legacy, 9 the per-thread default stream. Written from
- * the CUDA Driver API manual. Kernel `spin` takes the nanoseconds that its parameter says.
+ * Written from the CUDA Driver API manual. Kernel `spin` takes the nanoseconds that its parameter says.
  */
 #include "conversation.h"
 
 #include <dirent.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -27,13 +25,6 @@ static const char PTX[] =
 
 static CUcontext context;
 static CUfunction spin;
-static CUstream streams[8];
-
-static CUstream stream(unsigned long long number) {
-    if (number > 7) return (CUstream)(uintptr_t)(number - 7);
-    if (!streams[number]) cuStreamCreate(&streams[number], 1 /* non-blocking */);
-    return streams[number];
-}
 
 static unsigned long long now_us(void) {
     struct timespec now;
@@ -72,9 +63,7 @@ static void call(const char *line) {
     char word[32] = "";
     unsigned long long a = 0, b = 0, c = 0;
     sscanf(line, "%31s %llu %llu %llu", word, &a, &b, &c);
-    if (!strcmp(word, "init")) {
-        printf("%d\n", cuInit(0));
-    } else if (!strcmp(word, "retain")) {
+    if (!strcmp(word, "retain")) {
         printf("%d\n", retain((int)a));
     } else if (!strcmp(word, "launch")) {
         unsigned long long begun = now_us();
@@ -86,7 +75,6 @@ static void call(const char *line) {
         printf("%d\n", more_cuStreamQuery(stream(a)));
     } else if (!strcmp(word, "destroy")) {
         printf("%d\n", cuStreamDestroy_v2(stream(a)));
-        streams[a] = NULL;
     } else if (!strcmp(word, "fork")) {
         int status = -1;
         pid_t child = fork();
@@ -100,7 +88,7 @@ static void call(const char *line) {
     } else if (!strcmp(word, "threads")) {
         printf("0 %d\n", tasks());
     } else {
-        printf("-1\n");
+        common(line);
     }
 }
 

@@ -1,8 +1,7 @@
 /*
  * Graphs that allocate: one call per line of standard input, answered `RESULT VALUE…`.
  *
- *   init | retain DEV | info -> free total | sync | trim DEV
- *   alloc BYTES -> ptr | free PTR
+ *   trim DEV
  *   graph BYTES COUNT -> exec (COUNT allocation nodes of BYTES, freed in the graph)
  *   loose BYTES -> exec ptr (one allocation node that the graph does not free)
  *   nested BYTES -> exec (the same as `graph BYTES 1`, in a child graph)
@@ -10,15 +9,13 @@
  *   uploaded BYTES -> exec (instantiated with an upload)
  *   plain -> exec (no allocation nodes)
  *   update EXEC (from a new graph with the same nodes)
- *   launch EXEC STREAM | upload EXEC STREAM | destroy EXEC (STREAM: 0 to 3, made at first use)
+ *   launch EXEC STREAM | upload EXEC STREAM | destroy EXEC
  *   free_async PTR STREAM
  *   reserved DEV -> bytes that the driver keeps for graphs
  *
  * Written from the CUDA Driver API manual, "Graph Management".
  */
 #include "conversation.h"
-
-#include <string.h>
 
 typedef void *CUgraph, *CUgraphNode, *CUgraphExec;
 typedef struct {
@@ -67,17 +64,9 @@ typedef struct {
       (CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info))                        \
     X(cuDeviceGraphMemTrim, (CUdevice dev))                                                        \
     X(cuDeviceGetGraphMemAttribute, (CUdevice dev, int attribute, void *value))                    \
-    X(cuStreamCreate, (CUstream * stream, unsigned flags))                                         \
     X(cuStreamBeginCapture_v2, (CUstream stream, int mode))                                        \
     X(cuStreamEndCapture, (CUstream stream, CUgraph *graph))
 MORE(DECLARE_MORE)
-
-static CUstream stream(unsigned long long number) {
-    static CUstream streams[4];
-    if (number > 3) return NULL;
-    if (!streams[number]) more_cuStreamCreate(&streams[number], 1 /* non-blocking */);
-    return streams[number];
-}
 
 static CUresult add(CUgraph graph, size_t bytes, int count, int freed, CUdeviceptr *ptr) {
     CUgraphNode nodes[64], last = NULL;
@@ -128,28 +117,7 @@ static void call(const char *line) {
     unsigned long long a = 0, b = 0;
     sscanf(line, "%31s %llu %llu", command, &a, &b);
     CUgraphExec exec = (CUgraphExec)(uintptr_t)a;
-#define IS(name) if (strcmp(command, name) == 0)
-    IS("init") ANSWER(cuInit(0));
-    IS("retain") {
-        CUcontext ctx = NULL;
-        CUresult result = cuDevicePrimaryCtxRetain(&ctx, (CUdevice)a);
-        ANSWER(result ? result : cuCtxSetCurrent(ctx));
-    }
-    IS("info") {
-        size_t avail = 0, total = 0;
-        CUresult result = cuMemGetInfo_v2(&avail, &total);
-        printf("%d %zu %zu\n", result, avail, total);
-        return;
-    }
-    IS("alloc") {
-        CUdeviceptr ptr = 0;
-        CUresult result = cuMemAlloc_v2(&ptr, a);
-        printf("%d %llu\n", result, ptr);
-        return;
-    }
-    IS("free") ANSWER(cuMemFree_v2(a));
     IS("free_async") ANSWER(cuMemFreeAsync(a, stream(b)));
-    IS("sync") ANSWER(cuCtxSynchronize());
     IS("trim") ANSWER(more_cuDeviceGraphMemTrim((CUdevice)a));
     IS("launch") ANSWER(more_cuGraphLaunch(exec, stream(b)));
     IS("upload") ANSWER(more_cuGraphUpload(exec, stream(b)));
@@ -165,6 +133,13 @@ static void call(const char *line) {
         CUgraphExecUpdateResultInfo info = {0};
         CUresult result = make("plain", 0, 0, &graph, NULL);
         ANSWER(result ? result : more_cuGraphExecUpdate_v2(exec, graph, &info));
+    }
+    static const char *const kinds[] = {"graph", "loose", "nested", "capture", "uploaded", "plain"};
+    int is_kind = 0;
+    for (int i = 0; i < 6; i++) is_kind |= strcmp(command, kinds[i]) == 0;
+    if (!is_kind) {
+        common(line);
+        return;
     }
     CUgraph graph = NULL;
     CUdeviceptr ptr = 0;

@@ -2,22 +2,18 @@
  * Limits of contexts and frames of kernels: one call per line of standard input, answered
  * `RESULT VALUE…`.
  *
- *   init | retain DEV | release DEV | reset DEV | ctx DEV -> handle | destroy HANDLE | current HANDLE
  *   limit WHICH VALUE | now WHICH -> value
  *   kernel BYTES -> function (a module's, with so much local memory for each thread)
  *   library BYTES -> function (a library's) | cukernel BYTES -> kernel (no function of it)
- *   launch FUNCTION [HOW] (HOW: `ways` below) | sync
+ *   launch FUNCTION [HOW] (HOW: `launched` below)
  *   capture FUNCTION -> graph (launched into a capturing stream) | make FUNCTION -> graph (a node)
  *   nest GRAPH -> graph (with that one in it) | instantiate GRAPH -> exec | run EXEC
  *   update EXEC GRAPH | set EXEC FUNCTION HOW (of the last node made)
- *   alloc BYTES -> ptr | free PTR | info -> free total
  *
  * Written from the CUDA Driver API manual, "Context Management", "Library Management", "Execution Control"
  * and "Graph Management".
  */
 #include "conversation.h"
-
-#include <string.h>
 
 typedef void *CUlibrary, *CUkernel, *CUgraph, *CUgraphNode, *CUgraphExec;
 typedef struct {
@@ -156,22 +152,6 @@ static void call(const char *line) {
     sscanf(line, "%31s %llu %llu %llu", command, &a, &b, &c);
     CUresult result = -1;
     void *handle = (void *)(uintptr_t)a;
-#define IS(name) if (strcmp(command, name) == 0)
-    IS("init") ANSWER(cuInit(0));
-    IS("retain") {
-        CUcontext context = NULL;
-        result = cuDevicePrimaryCtxRetain(&context, (CUdevice)a);
-        if (result == 0) result = cuCtxSetCurrent(context);
-        ANSWER_WITH((uintptr_t)context, result);
-    }
-    IS("release") ANSWER(cuDevicePrimaryCtxRelease_v2((CUdevice)a));
-    IS("reset") ANSWER(cuDevicePrimaryCtxReset_v2((CUdevice)a));
-    IS("ctx") {
-        CUcontext context = NULL;
-        ANSWER_WITH((uintptr_t)context, cuCtxCreate_v2(&context, 0, (CUdevice)a));
-    }
-    IS("destroy") ANSWER(cuCtxDestroy_v2(handle));
-    IS("current") ANSWER(cuCtxSetCurrent(handle));
     IS("limit") ANSWER(more_cuCtxSetLimit((int)a, b));
     IS("now") {
         size_t value = 0;
@@ -221,19 +201,7 @@ static void call(const char *line) {
                : c == 1 ? more_cuGraphExecKernelNodeSetParams_v2(handle, node, &any.kernel)
                         : more_cuGraphExecNodeSetParams(handle, node, &any));
     }
-    IS("sync") ANSWER(cuCtxSynchronize());
-    IS("alloc") {
-        CUdeviceptr ptr = 0;
-        ANSWER_WITH(ptr, cuMemAlloc_v2(&ptr, a));
-    }
-    IS("free") ANSWER(cuMemFree_v2(a));
-    IS("info") {
-        size_t avail = 0, total = 0;
-        result = cuMemGetInfo_v2(&avail, &total);
-        printf("%d %zu %zu\n", result, avail, total);
-        return;
-    }
-    printf("-1\n");
+    common(line);
 }
 
 CONVERSATION

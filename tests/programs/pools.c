@@ -1,32 +1,27 @@
 /*
  * Memory pools: one call per line of standard input, answered `RESULT VALUE…`.
  *
- *   init | retain DEV | reset DEV | info -> free total | nvml DEV -> total free used
- *   alloc BYTES -> ptr | free PTR
  *   async BYTES STREAM -> ptr | from POOL BYTES STREAM -> ptr | free_async PTR STREAM
- *   default DEV -> pool | current DEV -> pool | set DEV POOL
+ *   default DEV -> pool | set DEV POOL
  *   create ALLOCATION_TYPE LOCATION_TYPE ID -> pool | destroy POOL
  *   of ALLOCATION_TYPE LOCATION_TYPE ID -> pool (the default one there, CUDA 13)
- *   trim POOL BYTES | threshold POOL BYTES | reserved POOL -> bytes | used POOL -> bytes
- *   sync | stream_sync STREAM | event_sync STREAM (of an event recorded there) | query STREAM
+ *   trim POOL BYTES | threshold POOL BYTES | reserved POOL -> bytes
+ *   stream_sync STREAM | event_sync STREAM (of an event recorded there) | query STREAM
  *   block STREAM (nothing put there afterwards happens) | unblock (all)
  *   capture STREAM | captured STREAM (ends the capture)
  *   race THREADS ROUNDS BYTES -> granted refused (each allocates and frees on a stream of its own)
  *   keep THREADS BYTES -> granted refused (each allocates until it is refused)
  *
- * STREAM is 0 to 7, made at first use; 8 is the default stream. Written from the CUDA Driver API
- * manual, "Stream Ordered Memory Allocator". Functions that the driver lacks answer -2.
+ * Written from the CUDA Driver API manual, "Stream Ordered Memory Allocator". Functions that the driver lacks
+ * answer -2.
  */
 #include "conversation.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 #include <unistd.h>
 
-
 #define MORE(X)                                                                                    \
-    X(cuDeviceGetMemPool, (CUmemoryPool * pool, CUdevice dev))                                     \
     X(cuDeviceSetMemPool, (CUdevice dev, CUmemoryPool pool))                                       \
     X(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *props))                         \
     X(cuMemPoolDestroy, (CUmemoryPool pool))                                                       \
@@ -34,8 +29,6 @@
     X(cuMemPoolSetAttribute, (CUmemoryPool pool, int attribute, void *value))                      \
     X(cuMemPoolGetAttribute, (CUmemoryPool pool, int attribute, void *value))                      \
     X(cuMemGetDefaultMemPool, (CUmemoryPool * pool, CUmemLocation *location, int type))            \
-    X(cuStreamCreate, (CUstream * stream, unsigned flags))                                         \
-    X(cuStreamSynchronize, (CUstream stream))                                                      \
     X(cuStreamQuery, (CUstream stream))                                                            \
     X(cuStreamBeginCapture_v2, (CUstream stream, int mode))                                        \
     X(cuStreamEndCapture, (CUstream stream, void **graph))                                         \
@@ -45,15 +38,7 @@
     X(cuLaunchHostFunc, (CUstream stream, void (*function)(void *), void *data))
 MORE(DECLARE_MORE)
 
-static CUcontext context;
 static atomic_int blocked;
-
-static CUstream stream(unsigned long long number) {
-    static CUstream streams[8];
-    if (number > 7) return NULL;
-    if (!streams[number]) more_cuStreamCreate(&streams[number], 1 /* non-blocking */);
-    return streams[number];
-}
 
 static void wait_until_unblocked(void *unused) {
     (void)unused;
@@ -72,8 +57,8 @@ struct racer {
 static void *racing(void *arg) {
     struct racer *racer = arg;
     CUstream own = NULL;
-    racer->other = cuCtxSetCurrent(context);
-    if (racer->other == 0) racer->other = more_cuStreamCreate(&own, 1);
+    racer->other = cuCtxSetCurrent(retained);
+    if (racer->other == 0) racer->other = cuStreamCreate(&own, 1);
     pthread_barrier_wait(racer->start);
     for (int i = 0; racer->other == 0 && (racer->rounds == 0 || i < racer->rounds); i++) {
         CUdeviceptr ptr = 0;
@@ -87,10 +72,10 @@ static void *racing(void *arg) {
             racer->granted++;
             if (racer->rounds == 0) continue;
             racer->other = cuMemFreeAsync(ptr, own);
-            if (racer->other == 0 && i % 4 == 3) racer->other = more_cuStreamSynchronize(own);
+            if (racer->other == 0 && i % 4 == 3) racer->other = cuStreamSynchronize(own);
         }
     }
-    if (racer->other == 0) racer->other = more_cuStreamSynchronize(own);
+    if (racer->other == 0) racer->other = cuStreamSynchronize(own);
     return NULL;
 }
 
@@ -122,36 +107,10 @@ static void call(const char *line) {
     CUdeviceptr ptr = 0;
     CUresult result = -1;
     unsigned long long value = 0;
-#define IS(name) if (strcmp(command, name) == 0)
-    IS("init") ANSWER(cuInit(0));
-    IS("retain") {
-        result = cuDevicePrimaryCtxRetain(&context, (CUdevice)a);
-        ANSWER(result ? result : cuCtxSetCurrent(context));
-    }
-    IS("reset") ANSWER(cuDevicePrimaryCtxReset_v2((CUdevice)a));
-    IS("info") {
-        size_t avail = 0, total = 0;
-        result = cuMemGetInfo_v2(&avail, &total);
-        printf("%d %zu %zu\n", result, avail, total);
-        return;
-    }
-    IS("nvml") {
-        nvmlDevice_t device = NULL;
-        nvmlMemory_t memory = {0};
-        result = load_nvml();
-        if (result == 0) result = nvmlInit_v2();
-        if (result == 0) result = nvmlDeviceGetHandleByIndex_v2((unsigned)a, &device);
-        if (result == 0) result = nvmlDeviceGetMemoryInfo(device, &memory);
-        printf("%d %llu %llu %llu\n", result, memory.total, memory.free, memory.used);
-        return;
-    }
-    IS("alloc") ANSWER_WITH(ptr, cuMemAlloc_v2(&ptr, a));
-    IS("free") ANSWER(cuMemFree_v2(a));
     IS("async") ANSWER_WITH(ptr, cuMemAllocAsync(&ptr, a, stream(b)));
     IS("from") ANSWER_WITH(ptr, cuMemAllocFromPoolAsync(&ptr, b, pool, stream(c)));
     IS("free_async") ANSWER(cuMemFreeAsync(a, stream(b)));
     IS("default") ANSWER_WITH((uintptr_t)pool, cuDeviceGetDefaultMemPool(&pool, (CUdevice)a));
-    IS("current") ANSWER_WITH((uintptr_t)pool, more_cuDeviceGetMemPool(&pool, (CUdevice)a));
     IS("set") ANSWER(more_cuDeviceSetMemPool((CUdevice)a, (CUmemoryPool)(uintptr_t)b));
     IS("create") {
         CUmemPoolProps props = {.allocType = (int)a, .location = {(int)b, (int)c}};
@@ -166,9 +125,7 @@ static void call(const char *line) {
     IS("trim") ANSWER(more_cuMemPoolTrimTo(pool, b));
     IS("threshold") ANSWER(more_cuMemPoolSetAttribute(pool, 4, &b));
     IS("reserved") ANSWER_WITH(value, more_cuMemPoolGetAttribute(pool, 5, &value));
-    IS("used") ANSWER_WITH(value, more_cuMemPoolGetAttribute(pool, 7, &value));
-    IS("sync") ANSWER(cuCtxSynchronize());
-    IS("stream_sync") ANSWER(more_cuStreamSynchronize(stream(a)));
+    IS("stream_sync") ANSWER(cuStreamSynchronize(stream(a)));
     IS("query") ANSWER(more_cuStreamQuery(stream(a)));
     IS("event_sync") {
         CUevent event = NULL;
@@ -197,7 +154,7 @@ static void call(const char *line) {
         race((int)a, 0, b);
         return;
     }
-    printf("-1\n");
+    common(line);
 }
 
 CONVERSATION

@@ -2,8 +2,6 @@
  * Virtual memory management, arrays and IPC: one call per line of standard input, answered
  * `RESULT VALUE…`.
  *
- *   init | retain DEV | ctx DEV -> handle | destroy HANDLE | reset DEV | info -> free total
- *   alloc BYTES -> ptr | free PTR
  *   create DEV BYTES -> handle (memory that can be exported as a descriptor) | host BYTES -> handle
  *   release HANDLE | reserve BYTES -> ptr | map PTR BYTES HANDLE | unmap PTR BYTES
  *   retained PTR -> handle | fill PTR BYTES (makes it accessible on device 0 and writes)
@@ -21,7 +19,6 @@
  */
 #include "conversation.h"
 
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -134,47 +131,17 @@ static void call(const char *line) {
     sscanf(line, "%31s %llu %llu %llu %llu %llu %llu %llu %llu", command, n, n + 1, n + 2, n + 3, n + 4,
            n + 5, n + 6, n + 7);
     void *array = NULL, *handle = (void *)(uintptr_t)n[0];
-    CUcontext ctx = NULL;
     CUresult result;
-#define IS(name) if (strcmp(command, name) == 0)
-#define ANSWER1(result, value) ANSWER_WITH(value, result)
-    IS("init") ANSWER(cuInit(0));
-    IS("retain") {
-        result = cuDevicePrimaryCtxRetain(&ctx, (CUdevice)n[0]);
-        ANSWER(result ? result : cuCtxSetCurrent(ctx));
-    }
-    IS("ctx") {
-        result = cuCtxCreate_v2(&ctx, 0, (CUdevice)n[0]);
-        ANSWER1(result, (uintptr_t)ctx);
-    }
-    IS("destroy") ANSWER(cuCtxDestroy_v2(handle));
-    IS("reset") ANSWER(cuDevicePrimaryCtxReset_v2((CUdevice)n[0]));
-    IS("info") {
-        size_t avail = 0, total = 0;
-        result = cuMemGetInfo_v2(&avail, &total);
-        printf("%d %zu %zu\n", result, avail, total);
-        return;
-    }
-    IS("alloc") {
-        result = cuMemAlloc_v2(&value, n[0]);
-        ANSWER1(result, value);
-    }
-    IS("free") ANSWER(cuMemFree_v2(n[0]));
     IS("create") {
         Prop prop = {.type = 1, .handleTypes = 1, .location = 1, .id = (int)n[0]};
-        result = more_cuMemCreate(&value, n[1], &prop, 0);
-        ANSWER1(result, value);
+        ANSWER_WITH(value, more_cuMemCreate(&value, n[1], &prop, 0));
     }
     IS("host") {
         Prop prop = {.type = 1, .location = 3 /* NUMA node 0 */};
-        result = more_cuMemCreate(&value, n[0], &prop, 0);
-        ANSWER1(result, value);
+        ANSWER_WITH(value, more_cuMemCreate(&value, n[0], &prop, 0));
     }
     IS("release") ANSWER(more_cuMemRelease(n[0]));
-    IS("reserve") {
-        result = more_cuMemAddressReserve(&value, n[0], 0, 0, 0);
-        ANSWER1(result, value);
-    }
+    IS("reserve") ANSWER_WITH(value, more_cuMemAddressReserve(&value, n[0], 0, 0, 0));
     IS("map") ANSWER(more_cuMemMap(n[0], n[1], 0, n[2], 0));
     IS("unmap") ANSWER(more_cuMemUnmap(n[0], n[1]));
     IS("fill") {
@@ -182,26 +149,21 @@ static void call(const char *line) {
         result = more_cuMemSetAccess(n[0], n[1], &access, 1);
         ANSWER(result ? result : cuMemsetD8_v2(n[0], 7, n[1]));
     }
-    IS("retained") {
-        result = more_cuMemRetainAllocationHandle(&value, handle);
-        ANSWER1(result, value);
-    }
+    IS("retained") ANSWER_WITH(value, more_cuMemRetainAllocationHandle(&value, handle));
     IS("export") {
         int fd = -1;
-        result = more_cuMemExportToShareableHandle(&fd, n[0], 1, 0);
-        ANSWER1(result, fd);
+        ANSWER_WITH(fd, more_cuMemExportToShareableHandle(&fd, n[0], 1, 0));
     }
     IS("close") ANSWER(close((int)n[0]));
     IS("import") {
         int fd = foreign_descriptor((int)n[0], (int)n[1]);
         result = more_cuMemImportFromShareableHandle(&value, (void *)(uintptr_t)fd, 1);
         close(fd);
-        ANSWER1(result, value);
+        ANSWER_WITH(value, result);
     }
     IS("multicast") {
         MulticastProp prop = {.devices = (unsigned)n[0], .size = n[1]};
-        result = more_cuMulticastCreate(&value, &prop);
-        ANSWER1(result, value);
+        ANSWER_WITH(value, more_cuMulticastCreate(&value, &prop));
     }
     IS("member") ANSWER(more_cuMulticastAddDevice(n[0], (CUdevice)n[1]));
     IS("bind") ANSWER(more_cuMulticastBindMem(n[0], n[1], n[2], 0, n[3], 0));
@@ -209,31 +171,19 @@ static void call(const char *line) {
     Array3 d3 = {n[0], n[1], n[2], (int)n[3], (unsigned)n[4], (unsigned)n[5]};
     IS("array") {
         Array d = {n[0], n[1], (int)n[2], (unsigned)n[3]};
-        result = more_cuArrayCreate_v2(&array, &d);
-        ANSWER1(result, (uintptr_t)array);
+        ANSWER_WITH((uintptr_t)array, more_cuArrayCreate_v2(&array, &d));
     }
     IS("array1") {
         OldArray d = {(unsigned)n[0], (unsigned)n[1], (int)n[2], (unsigned)n[3]};
-        result = more_cuArrayCreate(&array, &d);
-        ANSWER1(result, (uintptr_t)array);
+        ANSWER_WITH((uintptr_t)array, more_cuArrayCreate(&array, &d));
     }
-    IS("array3") {
-        result = more_cuArray3DCreate_v2(&array, &d3);
-        ANSWER1(result, (uintptr_t)array);
-    }
+    IS("array3") ANSWER_WITH((uintptr_t)array, more_cuArray3DCreate_v2(&array, &d3));
     IS("array31") {
         OldArray3 d = {(unsigned)n[0], (unsigned)n[1], (unsigned)n[2], (int)n[3], (unsigned)n[4], (unsigned)n[5]};
-        result = more_cuArray3DCreate(&array, &d);
-        ANSWER1(result, (uintptr_t)array);
+        ANSWER_WITH((uintptr_t)array, more_cuArray3DCreate(&array, &d));
     }
-    IS("mipmap") {
-        result = more_cuMipmappedArrayCreate(&array, &d3, (unsigned)n[6]);
-        ANSWER1(result, (uintptr_t)array);
-    }
-    IS("needs") {
-        result = needs(n, &value);
-        ANSWER1(result, value);
-    }
+    IS("mipmap") ANSWER_WITH((uintptr_t)array, more_cuMipmappedArrayCreate(&array, &d3, (unsigned)n[6]));
+    IS("needs") ANSWER_WITH(value, needs(n, &value));
     IS("unarray") ANSWER(more_cuArrayDestroy(handle));
     IS("unmipmap") ANSWER(more_cuMipmappedArrayDestroy(handle));
     IS("getipc") {
@@ -247,11 +197,10 @@ static void call(const char *line) {
     IS("openipc") {
         Ipc ipc;
         memcpy(ipc.words, n, sizeof ipc);
-        result = more_cuIpcOpenMemHandle_v2(&value, ipc, 1 /* lazy peer access */);
-        ANSWER1(result, value);
+        ANSWER_WITH(value, more_cuIpcOpenMemHandle_v2(&value, ipc, 1 /* lazy peer access */));
     }
     IS("closeipc") ANSWER(more_cuIpcCloseMemHandle(n[0]));
-    ANSWER(-1);
+    common(line);
 }
 
 CONVERSATION
