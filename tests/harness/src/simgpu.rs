@@ -83,23 +83,7 @@ impl SimGpu {
     /// Nanoseconds that the GPU has worked for a process, markers aside, and kernels that it has run,
     /// by the simulator's own account.
     pub fn worked(&self, gpu: usize, pid: u32) -> Worked {
-        let out = Command::new(artefacts().simgpu_ctl())
-            .arg("account")
-            .envs(self.envs())
-            .output()
-            .expect("simgpu-ctl is an artefact");
-        let text = String::from_utf8_lossy(&out.stdout).into_owned();
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        let line = text.lines().nth(gpu).expect("a line for each GPU");
-        let account: serde_json::Value = serde_json::from_str(line).expect("JSON");
-        let mut contexts = account["contexts"].as_array().into_iter().flatten();
-        let Some(own) = contexts.find(|one| one["pid"] == pid) else { return Worked::default() };
-        let field = |name: &str| own[name].as_u64().expect("a field of each");
-        Worked {
-            ns: field("busy_ns") - field("mark_ns"),
-            kernels: field("kernels"),
-            marks: field("marks"),
-        }
+        Worked::of(Command::new(artefacts().simgpu_ctl()).envs(self.envs()), gpu, pid)
     }
 
     /// A directory for what else the test needs, removed with the machine.
@@ -115,6 +99,25 @@ impl SimGpu {
             ("SIMGPU_CONFIG".to_owned(), text(self.config())),
             ("SIMGPU_STATE".to_owned(), text(self.state())),
         ]
+    }
+}
+
+impl Worked {
+    /// By the account of the machine that this `simgpu-ctl` finds.
+    pub(crate) fn of(ctl: &mut Command, gpu: usize, pid: u32) -> Worked {
+        let out = ctl.arg("account").output().expect("simgpu-ctl is an artefact");
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        let line = text.lines().nth(gpu).expect("a line for each GPU");
+        let account: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        let mut contexts = account["contexts"].as_array().into_iter().flatten();
+        let Some(own) = contexts.find(|one| one["pid"] == pid) else { return Worked::default() };
+        let field = |name: &str| own[name].as_u64().expect("a field of each");
+        Worked {
+            ns: field("busy_ns") - field("mark_ns"),
+            kernels: field("kernels"),
+            marks: field("marks"),
+        }
     }
 }
 

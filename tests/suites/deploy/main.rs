@@ -1,11 +1,10 @@
-//! What users are given, as it was built: `tessera run`, quotas that change under running processes, the
-//! demo, the chart, the image and the suite for real GPUs.
+//! What users are given, as it was built: `tessera run`, the demo, the chart, the image and the suite for real
+//! GPUs.
 
 mod chart;
 mod gpu_suite;
 mod run;
 mod sandbox;
-mod steer;
 
 use std::process::Output;
 use std::time::{Duration, Instant};

@@ -10,7 +10,7 @@ use tessera_fake_kubelet::Kubelet;
 
 use super::node::unlisted;
 use super::{GPU, Held, bounded, id_of, pod, until};
-use crate::{Owned, artefacts, own_paths};
+use crate::{Owned, Worked, artefacts, own_paths};
 
 /// A command of the program under test. What a plugin of this machine has left is not this test's.
 pub fn tessera() -> Command {
@@ -126,6 +126,11 @@ impl Simulated {
         let output = self.on_machine(Command::new(artefacts().simgpu_ctl())).args(args).output();
         let output = output.unwrap();
         assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+    }
+
+    /// What a GPU did for a process, by the simulator's account.
+    pub fn worked(&self, gpu: usize, pid: u32) -> Worked {
+        Worked::of(&mut self.on_machine(Command::new(artefacts().simgpu_ctl())), gpu, pid)
     }
 
     /// Runs a command to its end.

@@ -1,7 +1,11 @@
 //! Changing what a running container may use, and cordoning GPUs, over the admin socket; who asks there, and what is
 //! refused.
 
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
 use tessera_harness::plugin::*;
+use tessera_harness::{MIB, Owned, settles, workspace};
 use tessera_model::audit::{Actor, Event, What};
 use tessera_region::quota::{Policy, QuotaReader};
 use tessera_view::change::{
@@ -331,4 +335,95 @@ async fn what_cannot_be_read_is_refused_and_changes_nothing() {
     .unwrap();
     let status: Status = admin(node.dir.path()).get(STATUS).await.unwrap();
     assert!(status.gpus.iter().all(|gpu| gpu.cordon.is_empty()));
+}
+
+// Under running processes: the plugin as it is shipped, steered from outside, and tenants under the shim.
+
+/// A node of one GPU of which each of these pods has half.
+async fn halves(pods: &[&str]) -> (Simulated, Vec<Held>) {
+    let mut node = Simulated::on("[[gpu]]\nmemory = \"8GiB\"\n", "").await;
+    node.serve().await;
+    let mut held = Vec::new();
+    for pod in pods {
+        held.push(node.start_pod(pod, 1).await);
+        node.named(pod).await;
+    }
+    (node, held)
+}
+
+/// The client that `docs/steering.md` names.
+#[tokio::test]
+async fn a_python_client_steers_as_the_documentation_says() {
+    let client = workspace().join("tests/python/admin_client.py");
+    let (node, _) = halves(&["llm"]).await;
+    let run = |gibibytes: &str| -> Output {
+        let mut command = Command::new("python3");
+        command.arg("-B").arg(&client).arg(node.dir.path().join("admin.sock"));
+        command.args(["llm", gibibytes]).output().unwrap()
+    };
+    let said = run("2");
+    assert!(said.status.success(), "{}", stderr(&said));
+    let status = node.json();
+    let uuid = status["gpus"][0]["uuid"].as_str().unwrap();
+    // Half of 8 GiB but for the reserve.
+    let (before, after) = (3840 * MIB, 2 * GIB);
+    let want = format!("llm {uuid} {before}\n{uuid} {before} -> {after}\n");
+    assert_eq!(String::from_utf8(said.stdout).unwrap(), want);
+    assert_eq!(status["allocations"][0]["gpus"][0]["memory_limit_bytes"], after);
+    // A refusal has its code and says what is possible.
+    let refused = run("4000");
+    assert!(!refused.status.success());
+    assert!(stderr(&refused).contains("422: "), "{}", stderr(&refused));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gpu_time_is_divided_again_and_capped_under_running_processes() {
+    let (node, held) = halves(&["one", "two"]).await;
+    let load = |held: &Held| {
+        let mut load = node.tenant(&held.ids);
+        load.args(["load", "--kernel-us=500", "--for=1000"]).stdout(Stdio::null());
+        Owned(load.spawn().unwrap())
+    };
+    let (first, second) = (load(&held[0]), load(&held[1]));
+    let pids = [first.id(), second.id()];
+    // GPU time that both get in a while, nanoseconds.
+    let worked = |length: Duration| {
+        let look = || pids.map(|pid| node.worked(0, pid).ns);
+        let before = look();
+        std::thread::sleep(length);
+        let after = look();
+        [0, 1].map(|n: usize| after[n] - before[n])
+    };
+    let both_run = || !worked(Duration::from_millis(50)).contains(&0);
+    until(|| both_run().then_some(())).await;
+    // Of what the two get, the first's part in percent.
+    let part = || {
+        let got = worked(Duration::from_secs(1));
+        got[0] * 100 / got.iter().sum::<u64>().max(1)
+    };
+    let set = |words: &[&str]| {
+        let output = node.run(&[&["quota", "set"], words].concat());
+        assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+    };
+    settles("percent, of 50", &(35..=65), part);
+    set(&["two", "--cores", "10"]);
+    set(&["one", "--cores", "90"]);
+    settles("percent, of 90", &(75..=100), part);
+
+    // A cap, with nobody in its way.
+    drop(second);
+    set(&["one", "--cores", "20", "--policy", "strict"]);
+    let of_the_time = || {
+        let begun = Instant::now();
+        let before = node.worked(0, pids[0]).ns;
+        std::thread::sleep(Duration::from_secs(1));
+        let got = u128::from(node.worked(0, pids[0]).ns - before);
+        u64::try_from(got * 100 / begun.elapsed().as_nanos()).unwrap()
+    };
+    settles("percent of the time, capped at 20", &(10..=30), of_the_time);
+    // Nobody divides it; and again.
+    set(&["one", "--policy", "none"]);
+    settles("percent of the time, undivided", &(50..=100), of_the_time);
+    set(&["one", "--policy", "strict"]);
+    settles("percent of the time, after the second change of policy", &(10..=30), of_the_time);
 }
