@@ -13,7 +13,7 @@
  *   stream -> NUMBER (a further one) | destroy NUMBER
  *   context (a further one, current) | leave (destroys it)
  *   churn THREADS ROUNDS -> failures (threads that launch once each and end)
- *   forked (a child that launches; its result) | spawned PROGRAM
+ *   fork COUNT -> exit status of a child that makes its own and launches | spawned PROGRAM
  *   exit CODE | _exit CODE
  *
  * WORK is one of the names below; STREAM is legacy, own, or the number of a stream (0 blocks).
@@ -322,12 +322,17 @@ static void call(const char *line) {
         printf("%d\n", result ? result : cuCtxSetCurrent(context));
     } else if (sscanf(line, "churn %d %d", &number, &value) == 2) {
         printf("0 %d\n", churn(number, value));
-    } else if (!strncmp(line, "forked", 6)) {
+    } else if (sscanf(line, "fork %d", &number) == 1) {
         const pid_t child = fork();
         int status = 0;
-        if (child == 0) _exit(launch(NULL, 1000) == 0 ? 1 : 0);
+        if (child == 0) {
+            /* After the parent's use of it the driver is of no use to the child, who tries. */
+            if (setup()) _exit(launch(NULL, 1000));
+            while (number-- && !status) status = launch(streams[1], 1000);
+            _exit(status ? status : cuCtxSynchronize());
+        }
         waitpid(child, &status, 0);
-        printf("%d\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+        printf("0 %d\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
     } else if (sscanf(line, "spawned %255s", third) == 1) {
         const pid_t child = fork();
         int status = 0;

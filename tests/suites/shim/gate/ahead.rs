@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tessera_harness::gate::Stage;
-use tessera_harness::{Arbiter, Conversation, Pages, SimGpu};
+use tessera_harness::{Arbiter, Conversation};
 use tessera_region::flight::FlightReader;
 use tessera_region::layout::{GATE_CLOSED, GATE_OPEN, GATE_SOLO, GATE_YIELD, gate_word};
 use tessera_region::session::Message;
@@ -25,13 +25,13 @@ pub(super) fn flight_of(tenant: &Conversation) -> FlightReader {
 }
 
 /// A tenant at a gate that is closed, with nothing in flight, to which it is invited; and the closed gate's epoch.
-fn invited(sim: &SimGpu, pages: &Pages) -> (Arbiter, Conversation, FlightReader, u32) {
-    let arbiter = Arbiter::take_on(pages);
+fn invited(stage: &Stage) -> (Arbiter, Conversation, FlightReader, u32) {
+    let arbiter = Arbiter::take_on(&stage.pages);
     arbiter.quota.set_takes_flight(true);
-    let mut tenant = Conversation::with_context("gated", sim, pages);
+    let mut tenant = stage.tenant();
     arbiter.set(GATE_OPEN);
-    tenant.must("launch 1 1000 0");
-    tenant.must("sync 0");
+    tenant.must("turns 1 kernel 1 1 1");
+    tenant.must("sync");
     let epoch = arbiter.close();
     let flight = flight_of(&tenant);
     flight.invited.store(gate_word(epoch, GATE_CLOSED), Ordering::SeqCst);
@@ -49,22 +49,25 @@ fn is_want(message: &Message) -> bool {
 
 #[test]
 fn it_runs_when_the_gate_opens_though_every_thread_of_the_tenant_is_stopped() {
-    let Stage { sim, pages } = Stage::new();
-    let (arbiter, mut tenant, flight, _) = invited(&sim, &pages);
-    let worked = |tenant: &Conversation| sim.worked(0, tenant.pid()).ns;
-    let before = worked(&tenant);
+    let stage = Stage::new();
+    let (arbiter, mut tenant, flight, _) = invited(&stage);
+    let before = stage.worked_ns(&tenant);
     for _ in 0..2 {
-        tenant.must("launch 1 2000000 0");
+        tenant.must("turns 1 kernel 1 1 2000");
     }
     arbiter.hears_in_time(is_want);
     std::thread::sleep(QUIET);
-    assert_eq!(worked(&tenant), before, "the gate is closed");
+    assert_eq!(stage.worked_ns(&tenant), before, "the gate is closed");
     assert_eq!(flight.in_flight().operations, 2);
     signal(&tenant, libc::SIGSTOP);
     arbiter.open();
     flight.release();
     std::thread::sleep(QUIET);
-    assert!(worked(&tenant) >= before + 4_000_000, "{} ns", worked(&tenant) - before);
+    assert!(
+        stage.worked_ns(&tenant) >= before + 4_000_000,
+        "{} ns",
+        stage.worked_ns(&tenant) - before
+    );
     assert_eq!(flight.in_flight().operations, 0, "words show it");
     signal(&tenant, libc::SIGCONT);
     arbiter.close();
@@ -73,9 +76,9 @@ fn it_runs_when_the_gate_opens_though_every_thread_of_the_tenant_is_stopped() {
 
 #[test]
 fn no_more_than_a_window_is_queued_ahead_and_the_rest_waits_at_the_gate() {
-    let Stage { sim, pages } = Stage::new();
-    let (arbiter, mut tenant, flight, _) = invited(&sim, &pages);
-    tenant.send("launch 40 1000000 0");
+    let stage = Stage::new();
+    let (arbiter, mut tenant, flight, _) = invited(&stage);
+    tenant.send("turns 40 kernel 1 1 1000");
     arbiter.hears_in_time(is_want);
     std::thread::sleep(QUIET);
     let ahead = flight.in_flight().operations;
@@ -85,18 +88,18 @@ fn no_more_than_a_window_is_queued_ahead_and_the_rest_waits_at_the_gate() {
     flight.release();
     assert_eq!(tenant.reply("launch").result, 0);
     arbiter.close();
-    assert!(sim.worked(0, tenant.pid()).ns >= 40_000_000);
+    assert!(stage.worked_ns(&tenant) >= 40_000_000);
     assert!(tenant.finish().success());
 }
 
 #[test]
 fn who_is_not_invited_at_this_closing_waits_at_the_gate() {
-    let Stage { sim, pages } = Stage::new();
-    let (arbiter, mut tenant, flight, _) = invited(&sim, &pages);
+    let stage = Stage::new();
+    let (arbiter, mut tenant, flight, _) = invited(&stage);
     arbiter.open();
     flight.release();
     arbiter.close();
-    tenant.send("launch 1 1000 0");
+    tenant.send("turns 1 kernel 1 1 1");
     arbiter.hears_in_time(is_want);
     std::thread::sleep(QUIET);
     assert_eq!(flight.in_flight().operations, 0);
@@ -132,12 +135,12 @@ fn a_launch_into_several_streams_waits_at_the_gate_and_one_into_the_legacy_strea
 
 #[test]
 fn it_runs_in_the_tenants_part_of_the_cycle_when_the_arbiter_is_dead() {
-    let Stage { sim, pages } = Stage::new();
-    let (arbiter, mut tenant, _, _) = invited(&sim, &pages);
-    tenant.must("launch 1 1000000 0");
+    let stage = Stage::new();
+    let (arbiter, mut tenant, _, _) = invited(&stage);
+    tenant.must("turns 1 kernel 1 1 1000");
     arbiter.dies();
     // It ends only when it has run.
-    tenant.must("sync 0");
+    tenant.must("sync");
     assert!(tenant.finish().success());
 }
 
@@ -146,38 +149,38 @@ fn it_runs_in_the_tenants_part_of_the_cycle_when_the_arbiter_is_dead() {
 fn the_next_arbiter_hears_of_a_process_at_whatever_the_last_one_left_it() {
     const WORK: Duration = Duration::from_secs(2);
     for left_at in [None, Some(GATE_CLOSED), Some(GATE_OPEN), Some(GATE_YIELD), Some(GATE_SOLO)] {
-        let Stage { sim, pages } = Stage::new();
-        let (arbiter, mut tenant, flight, _) = invited(&sim, &pages);
+        let stage = Stage::new();
+        let (arbiter, mut tenant, flight, _) = invited(&stage);
         if left_at.is_some() {
             arbiter.open();
             flight.release();
         }
         // Behind a wait for the turn, or running.
-        tenant.must(&format!("launch 1 {} 0", WORK.as_nanos()));
+        tenant.must(&format!("turns 1 kernel 1 1 {}", WORK.as_micros()));
         left_at.map(|state| arbiter.set(state));
         let begun = Instant::now();
         arbiter.dies();
-        let next = Arbiter::take_on(&pages);
+        let next = Arbiter::take_on(&stage.pages);
         next.quota.set_takes_flight(true);
         let epoch = next.shut();
         next.hears_in_time(|m| matches!(m, Message::Hello { .. }));
         assert!(begun.elapsed() < WORK / 2, "{left_at:?}: after {:?}", begun.elapsed());
         flight.release();
         next.hears_in_time(|m| matches!(m, Message::Drained { epoch: of, .. } if *of == epoch));
-        tenant.must("sync 0");
+        tenant.must("sync");
         assert!(tenant.finish().success());
     }
 }
 
 #[test]
 fn a_gate_that_is_closed_again_is_drained_of_it() {
-    let Stage { sim, pages } = Stage::new();
-    let (arbiter, mut tenant, flight, _) = invited(&sim, &pages);
-    tenant.must("launch 1 1000000 0");
+    let stage = Stage::new();
+    let (arbiter, mut tenant, flight, _) = invited(&stage);
+    tenant.must("turns 1 kernel 1 1 1000");
     let again = arbiter.shut();
     flight.release();
     arbiter.hears_in_time(|m| matches!(m, Message::Drained { epoch, .. } if *epoch == again));
-    assert!(sim.worked(0, tenant.pid()).ns >= 1_000_000, "not before it has run");
-    tenant.must("sync 0");
+    assert!(stage.worked_ns(&tenant) >= 1_000_000, "not before it has run");
+    tenant.must("sync");
     assert!(tenant.finish().success());
 }

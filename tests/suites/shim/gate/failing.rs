@@ -129,7 +129,7 @@ fn a_fork_neither_waits_for_its_parents_gate_nor_disturbs_it() {
     arbiter.open();
     tenant.must("do kernel 1 1000");
     // Open: the child's launch is refused by the driver, which does not live in forked children.
-    tenant.must("forked");
+    assert_eq!(tenant.must("fork 1"), 3, "CUDA_ERROR_NOT_INITIALIZED");
     tenant.must("do kernel 1 1000");
     let epoch = arbiter.shut();
     arbiter.await_drained(tenant.pid(), epoch);
