@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use tessera_harness::{CProgram, MIB, Preloaded, SimGpu, compile_c, external};
+use tessera_harness::{CProgram, MIB, Preloaded, SimGpu, compile_c};
 
 use crate::{held, quota, ready};
 
@@ -44,24 +44,6 @@ fn a_process_that_never_uses_cuda_notices_nothing() {
     assert_eq!(contents(&pages.dir), before, "the pages were touched");
     assert_eq!(contents(here.path()), [], "a file was made");
     assert!(!sim.state().exists(), "the driver was touched");
-}
-
-#[test]
-fn python_runs_unharmed() {
-    let python = external::or_skip(external::python_of("clients"), "Python under the shim");
-    let Some(python) = python else { return };
-    let (sim, pages) = quota(64 * MIB);
-    // Threads, a subprocess, ctypes look-ups of libc and of nothing.
-    let code = "import ctypes, subprocess, threading\n\
-                c = ctypes.CDLL(None)\n\
-                assert c.getpid() > 0\n\
-                assert not hasattr(c, 'cuInit'), 'a driver where none is loaded'\n\
-                t = [threading.Thread(target=lambda: None) for _ in range(50)]\n\
-                [x.start() for x in t]; [x.join() for x in t]\n\
-                print(subprocess.check_output(['echo', 'child']).decode().strip())";
-    let out = Preloaded::new(python).sim(&sim).pages(&pages).arg("-c").arg(code).run();
-    assert!(out.success(), "{out}");
-    assert_eq!((out.stdout.as_str(), out.stderr.as_str()), ("child\n", ""));
 }
 
 #[test]

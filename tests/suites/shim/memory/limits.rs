@@ -84,57 +84,40 @@ fn a_stack_is_charged_for_every_resident_thread_until_it_is_lowered_or_its_conte
 }
 
 /// "The driver automatically increases the per-thread stack size for each kernel launch as needed. This
-/// size isn't reset back to the original value after each launch."
+/// size isn't reset back to the original value after each launch." By every kind of function, and every way to launch.
 #[test]
 fn a_kernels_frame_is_charged_at_its_first_launch() {
-    for from in ["kernel", "library", "cukernel"] {
+    let kinds = ["kernel", "library", "cukernel"].map(|from| (from, 0));
+    for (from, way) in kinds.into_iter().chain((1..9).map(|way| ("kernel", way))) {
         let (sim, pages, mut witness) = machine(GIB);
         let before = witness.must("info");
         let mut tenant = tenant(&sim, &pages);
         let within = tenant.must(&format!("{from} 1024"));
         let function = tenant.must(&format!("{from} 3072"));
         let large = tenant.must(&format!("{from} 8192"));
-        tenant.must(&format!("launch {within}"));
-        assert_eq!(pages.charged(0), 64 * MIB, "{from}: looked up, or within the default");
+        tenant.must(&format!("launch {within} {way}"));
+        assert_eq!(pages.charged(0), 64 * MIB, "{from} {way}: looked up, or within the default");
         let all = tenant.must(&format!("alloc {}", GIB - 64 * MIB));
-        assert_eq!(tenant.ask(&format!("launch {function}")).result, OUT_OF_MEMORY, "{from}");
-        tenant.must(&format!("launch {within}"));
+        let refused = tenant.ask(&format!("launch {function} {way}"));
+        assert_eq!(refused.result, OUT_OF_MEMORY, "{from} {way}");
+        tenant.must(&format!("launch {within} {way}"));
         tenant.must(&format!("free {all}"));
-        assert_eq!(tenant.ask(&format!("launch {large}")).result, OUT_OF_MEMORY, "{from}");
-        assert_eq!(pages.charged(0), 64 * MIB, "{from}: refused");
-        tenant.must(&format!("launch {function}"));
-        assert_eq!(pages.charged(0), 64 * MIB + 2048 * THREADS, "{from}");
+        let refused = tenant.ask(&format!("launch {large} {way}"));
+        assert_eq!(refused.result, OUT_OF_MEMORY, "{from} {way}");
+        assert_eq!(pages.charged(0), 64 * MIB, "{from} {way}: refused");
+        tenant.must(&format!("launch {function} {way}"));
+        assert_eq!(pages.charged(0), 64 * MIB + 2048 * THREADS, "{from} {way}");
         tenant.must("sync");
-        assert_eq!(before - witness.must("info"), pages.charged(0), "{from}");
+        assert_eq!(before - witness.must("info"), pages.charged(0), "{from} {way}");
         let smaller = tenant.must(&format!("{from} 2048"));
-        tenant.must(&format!("launch {smaller}"));
+        tenant.must(&format!("launch {smaller} {way}"));
         tenant.must(&format!("limit {STACK} 1024"));
-        assert_eq!(before - witness.must("info"), pages.charged(0), "{from}: it stays");
-        assert_eq!(pages.charged(0), 64 * MIB + 2048 * THREADS, "{from}");
+        assert_eq!(before - witness.must("info"), pages.charged(0), "{from} {way}: it stays");
+        assert_eq!(pages.charged(0), 64 * MIB + 2048 * THREADS, "{from} {way}");
         tenant.must("reset 0");
-        assert_eq!((pages.charged(0), before - witness.must("info")), (0, 0), "{from}");
+        assert_eq!((pages.charged(0), before - witness.must("info")), (0, 0), "{from} {way}");
         let said = tenant.finish().stderr;
         assert!(said.contains("a kernel with much local memory asks for"), "{said}");
-    }
-}
-
-#[test]
-fn every_way_to_launch_charges_the_frame() {
-    let (sim, pages, mut witness) = machine(GIB);
-    let before = witness.must("info");
-    for way in 0..9 {
-        let mut tenant = tenant(&sim, &pages);
-        let within = tenant.must("kernel 512");
-        let function = tenant.must("kernel 3072");
-        let large = tenant.must("kernel 8192");
-        tenant.must(&format!("launch {within} {way}"));
-        assert_eq!(tenant.ask(&format!("launch {large} {way}")).result, OUT_OF_MEMORY, "{way}");
-        assert_eq!(pages.charged(0), 64 * MIB, "{way}: looked up only");
-        tenant.must(&format!("launch {function} {way}"));
-        assert_eq!(pages.charged(0), 64 * MIB + 2048 * THREADS, "{way}");
-        tenant.must("sync");
-        assert_eq!(before - witness.must("info"), pages.charged(0), "{way}");
-        tenant.must("reset 0");
     }
 }
 

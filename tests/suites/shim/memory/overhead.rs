@@ -166,16 +166,6 @@ fn free_memory_is_the_same_before_and_after_while_the_observer_looks() {
     }
 }
 
-/// The driver shows managed memory for no process.
-#[test]
-fn managed_memory_hides_nothing_of_what_modules_take() {
-    let sim = SimGpu::start(HEAVY_MODULES);
-    let mut tenant = observed("calls", &sim, &[]);
-    tenant.must("managed 209715200 1");
-    tenant.must("launch");
-    until_free(&mut tenant, (600 - 64 - 200 - 112) * MIB);
-}
-
 /// Whether the driver counts imported memory for the importer, too, is not public.
 #[test]
 fn what_is_imported_is_no_overhead_whoever_it_counts_for() {
@@ -202,17 +192,6 @@ fn what_is_imported_is_no_overhead_whoever_it_counts_for() {
         importer.must(&format!("closeipc {open}"));
         assert_eq!(importer.must("info"), settled, "{imports}");
     }
-}
-
-#[test]
-fn overhead_ends_with_the_context_that_had_it() {
-    let sim = SimGpu::start(HEAVY_MODULES);
-    let mut tenant = observed("calls", &sim, &[]);
-    tenant.must("launch");
-    until_free(&mut tenant, 424 * MIB);
-    // The context goes, and its modules with it.
-    tenant.must("release 0");
-    until_free(&mut tenant, 600 * MIB);
 }
 
 // === green contexts: other handles of the primary context, which is charged once, owns what is obtained in them, and

@@ -356,24 +356,6 @@ fn a_capture_takes_no_memory_and_survives_refusals() {
 }
 
 #[test]
-fn racing_threads_never_hold_more_than_the_quota() {
-    for bytes in [16 * MIB, 24 * MIB, 40 * MIB] {
-        let (_sim, pages, mut tenant, mut witness) = watched(300 * MIB);
-        let before = witness.must("info");
-        let pool = tenant.must("default 0");
-        let race = tenant.ask(&format!("keep 8 {bytes}"));
-        assert_eq!((race.result, race.values[1]), (0, 8));
-        assert!(race.values[0] >= 4, "{race}");
-        tenant.must("sync");
-        let reserved = tenant.must(&format!("reserved {pool}"));
-        assert_eq!(pages.charged(0), reserved);
-        assert_eq!(before - witness.must("info"), reserved);
-        assert!(reserved <= 300 * MIB, "{reserved}");
-        assert!(reserved > 300 * MIB - 2 * bytes.next_multiple_of(CHUNK), "{reserved}");
-    }
-}
-
-#[test]
 fn racing_on_the_edge_of_the_quota_leaves_nothing_behind() {
     let (_sim, pages, mut tenant, mut witness) = watched(100 * MIB);
     let before = witness.must("info");
