@@ -4,12 +4,11 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
 
 use tempfile::TempDir;
-use tessera_harness::{Conversation, MIB, Owned, Preloaded, SimGpu, artefacts, compile_c, settles};
+use tessera_harness::{Conversation, MIB, Preloaded, SimGpu, artefacts, compile_c};
 
-use crate::{text, until};
+use crate::text;
 
 /// A base directory of its own, so that what is left behind shows.
 struct Bench {
@@ -33,16 +32,6 @@ impl Bench {
 
     fn output(&self, options: &[&str], command: &[&str]) -> Output {
         self.run(options, command).output().expect("tessera starts")
-    }
-
-    /// What the first of these got of the first GPU in a second, in thousandths of what both got.
-    fn part_of_first(&self, both: [&Backlogged; 2]) -> u64 {
-        let look = || both.map(|run| self.sim.worked(0, run.pid).ns);
-        let before = look();
-        std::thread::sleep(Duration::from_secs(1));
-        let after = look();
-        let got = [0, 1].map(|n: usize| after[n] - before[n]);
-        got[0] * 1000 / (got[0] + got[1]).max(1)
     }
 
     fn left_behind(&self) -> usize {
@@ -186,57 +175,6 @@ fn what_is_wrong_is_said_and_what_to_do() {
         assert_eq!(bench.output(options, &["true"]).status.code(), Some(64), "{options:?}");
     }
     assert_eq!(bench.left_behind(), 0);
-}
-
-/// A run that launches all the time, and its process; both end with this.
-struct Backlogged {
-    run: Owned,
-    pid: u32,
-}
-
-impl Backlogged {
-    fn new(bench: &Bench, options: &[&str]) -> Self {
-        let options = ["-m", "1Gi", "--gpu", "0"].iter().chain(options);
-        let options: Vec<&str> = options.copied().collect();
-        let load = [&tenant(), "load", "--kernel-us=500", "--for=600"];
-        let mut run = bench.run(&options, &load).stdout(Stdio::piped()).spawn().expect("it starts");
-        let mut out = BufReader::new(run.stdout.take().expect("piped"));
-        out.read_line(&mut String::new()).expect("the tenant speaks");
-        let pid = children_of(run.id())[0];
-        Self { run: Owned(run), pid }
-    }
-}
-
-impl Drop for Backlogged {
-    fn drop(&mut self) {
-        // SAFETY: it launches for ten minutes: the pid is still its own.
-        unsafe { libc::kill(self.pid.cast_signed(), libc::SIGKILL) };
-    }
-}
-
-#[test]
-fn runs_share_a_gpu_by_their_options_also_when_the_one_that_arbitrates_is_killed() {
-    let bench = Bench::new();
-    // The first is the one that arbitrates.
-    let mut large = Backlogged::new(&bench, &["--cores", "75"]);
-    let small = Backlogged::new(&bench, &["--cores", "25"]);
-    let settle = Duration::from_millis(500);
-    std::thread::sleep(settle);
-    settles("thousandths, of 750", &(700..=800), || bench.part_of_first([&large, &small]));
-    large.run.kill().expect("our child");
-    large.run.wait().expect("our child");
-    // Its command goes on, and the second arbitrates both.
-    std::thread::sleep(settle);
-    settles("after the death", &(700..=800), || bench.part_of_first([&large, &small]));
-}
-
-fn children_of(pid: u32) -> Vec<u32> {
-    until(&format!("no children of {pid}"), || {
-        let path = format!("/proc/{pid}/task/{pid}/children");
-        let children = std::fs::read_to_string(path).unwrap_or_default();
-        let pids: Vec<u32> = children.split_whitespace().filter_map(|p| p.parse().ok()).collect();
-        (!pids.is_empty()).then_some(pids)
-    })
 }
 
 /// "auto": by the multiprocessors that NVML reports, 2,048 threads each of an A100.

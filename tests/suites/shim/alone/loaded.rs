@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use tessera_harness::{CProgram, Owned, SimGpu, Spinners, alone, artefacts, throttled};
+use tessera_harness::{CProgram, Owned, SimGpu, Spinners, alone, artefacts, settles, throttled};
 
 /// Four for each CPU of a small machine.
 const SPINNERS: usize = 8;
@@ -42,7 +42,7 @@ impl Stage {
         out.read_line(&mut pid).expect("its pid");
         let pid = pid.trim().parse().expect("a pid");
         out.read_line(&mut String::new()).expect("it launches");
-        Backlog { _run: Owned(run), pid }
+        Backlog { run: Owned(run), pid }
     }
 
     /// What these got of the GPU, thousandths of the time.
@@ -66,7 +66,7 @@ fn late_wakes(wakes_late: bool) -> PathBuf {
 }
 
 struct Backlog {
-    _run: Owned,
+    run: Owned,
     pid: u32,
 }
 
@@ -140,4 +140,21 @@ fn a_throttled_tenant_leaves_the_gpu_to_its_neighbour_and_gets_what_it_can_use()
     println!("{got:?} thousandths");
     // 240 and 745 on two CPUs.
     assert!(got[0] >= 100 && got[0] + got[1] >= 800, "{got:?}");
+}
+
+#[test]
+fn runs_share_a_gpu_by_their_options_also_when_the_one_that_arbitrates_is_killed() {
+    let _alone = alone();
+    let stage = Stage::new();
+    let mut large = stage.backlog("75", "burst", false);
+    let small = stage.backlog("25", "burst", false);
+    let part_of_first = |large: &Backlog| {
+        let [large, small] = stage.got([large, &small]);
+        large * 1000 / (large + small).max(1)
+    };
+    settles("thousandths, of 750", &(700..=800), || part_of_first(&large));
+    large.run.kill().expect("our child");
+    large.run.wait().expect("our child");
+    // Its command goes on, and the second arbitrates both.
+    settles("after the death", &(700..=800), || part_of_first(&large));
 }
