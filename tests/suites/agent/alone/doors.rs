@@ -4,14 +4,15 @@
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tessera_harness::plugin::{Simulated, connect, stderr, until};
+use tessera_harness::gate_tenants::Peer;
+use tessera_harness::metrics::{get, say};
+use tessera_harness::plugin::{Simulated, connect, stderr, until, until_async};
 use tessera_harness::{Background, alone};
 
 /// Metrics at a port of their own.
@@ -51,31 +52,23 @@ fn open_descriptors(node: &Simulated) -> usize {
 /// Kubelet's probes while others flood the port that they go to. Each is made once: kubelet, too, counts every one.
 const RATE: u64 = 2000;
 
-/// Every probe of `count` is answered beside a flood in which each manner has hundreds of connections at any time, more
-/// than the plugin has room for; and nothing is left of it.
-async fn answers_beside(rate: u64, count: usize) {
-    let (mut node, address) = serving().await;
-    let flood = Flood::start(address, rate);
-    flood.reached(rate);
-    let missed: Vec<String> = tokio::task::spawn_blocking(move || {
-        let one =
-            |n: usize| probe(address, if n.is_multiple_of(2) { "/healthz" } else { "/readyz" });
-        (0..count).filter_map(|n| one(n).err()).collect()
-    })
-    .await
-    .unwrap();
-    assert!(missed.is_empty(), "{} of {count} missed: {missed:#?}", missed.len());
-    // Kubelet's own calls go on.
-    node.start_pod("beside", 1).await;
-    drop(flood);
-    assert_eq!(node.terminate().await, Some(0));
-}
-
+/// Beside floods in which each manner has hundreds of connections at any time, more than the plugin has room for; and
+/// nothing is left of them.
 #[tokio::test]
 async fn probes_are_answered_beside_every_manner_at_once() {
     let _alone = alone();
-    answers_beside(RATE, 40).await;
-    answers_beside(3 * RATE, 20).await;
+    for (rate, count) in [(RATE, 40), (3 * RATE, 20)] {
+        let (mut node, address) = serving().await;
+        let flood = Flood::start(address, rate);
+        flood.reached(rate);
+        for n in 0..count {
+            probe(address, if n % 2 == 0 { "/healthz" } else { "/readyz" }).await;
+        }
+        // Kubelet's own calls go on.
+        node.start_pod("beside", 1).await;
+        drop(flood);
+        assert_eq!(node.terminate().await, Some(0));
+    }
 }
 
 // Clients that mean no good, from a thread of their own, at a rate; and a request as kubelet makes it beside them: one
@@ -220,26 +213,9 @@ fn still_open(stream: &TcpStream) -> bool {
 /// Longer than kubelet waits: a busy machine is slow. One that is given up, or waits in vain, is seen all the same.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Whether it is answered with 200.
-fn probe(address: SocketAddr, path: &str) -> Result<(), String> {
-    let ask = || -> std::io::Result<String> {
-        let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
-        stream.set_read_timeout(Some(TIMEOUT))?;
-        stream.set_write_timeout(Some(TIMEOUT))?;
-        let request = format!(
-            "GET {path} HTTP/1.1\r\nHost: node\r\nUser-Agent: kube-probe/1.34\r\n\
-            Accept: */*\r\nConnection: close\r\n\r\n"
-        );
-        stream.write_all(request.as_bytes())?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
-    };
-    let answer = ask().map_err(|error| format!("{path}: {error}"))?;
-    match answer.starts_with("HTTP/1.1 200 ") {
-        true => Ok(()),
-        false => Err(format!("{path}: {answer:?}")),
-    }
+async fn probe(address: SocketAddr, path: &str) {
+    let answer = tokio::time::timeout(TIMEOUT, get(address, path)).await.expect(path);
+    assert_eq!(answer.status, 200, "{path}: {}", answer.body);
 }
 
 // Few descriptors, and many who want them: nobody's flood takes them from the others, and least of all from
@@ -301,7 +277,7 @@ async fn admin_connections_that_ask_nothing_leave_descriptors_for_allocate() {
     let flood = move || manners.map(|bytes| say_and_stay(&socket, 130, bytes));
     let held = tokio::task::spawn_blocking(flood).await.unwrap();
     all_is_well(&node, "admin").await;
-    probe(address, "/healthz").unwrap();
+    probe(address, "/healthz").await;
     let open = open_descriptors(&node);
     assert!(open <= FEW as usize - 32, "{open} of {FEW} descriptors, and Allocate needs some");
     drop(held);
@@ -318,20 +294,12 @@ async fn containers_that_connect_without_end_leave_descriptors_for_allocate() {
         let pages = node.start_pod(&format!("bad-{n}"), 1).await.pages;
         for _ in 0..40 {
             held.push(connect(&pages));
-            streams.push(gate(&pages));
+            streams.extend(Peer::try_connect(&pages));
         }
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
     all_is_well(&node, "good").await;
-    probe(address, "/healthz").unwrap();
-}
-
-fn gate(pages: &Path) -> std::os::fd::OwnedFd {
-    use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
-    let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
-    let socket = socket(AddressFamily::Unix, kind, flags, None).unwrap();
-    let _ = connect(socket.as_raw_fd(), &UnixAddr::new(&pages.join("gate.sock")).unwrap());
-    socket
+    probe(address, "/healthz").await;
 }
 
 #[tokio::test]
@@ -350,6 +318,11 @@ async fn a_flood_at_every_door_at_once_starves_none() {
     }
     drop((flood, held));
     // All of it is given back.
-    until(|| probe(address, "/healthz").is_ok().then_some(())).await;
+    until_async(async || {
+        let request = b"GET /healthz HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n";
+        let answer = say(address, request).await?;
+        (answer.status == 200).then_some(())
+    })
+    .await;
     until(|| (open_descriptors(&node) < 64).then_some(())).await;
 }
