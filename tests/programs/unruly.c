@@ -10,6 +10,7 @@
  *   spawn     starts programs by posix_spawn and vfork
  *   late      threads load the driver all at once, some unload it again
  *   close     closes every descriptor of the process while they allocate
+ *   many      so many threads that live at once allocate, launch and free: 2,000 with a second argument, else 200
  */
 #include "driver.h"
 
@@ -95,8 +96,10 @@ static void *forker(void *arg) {
             case 0: _exit(0);
             case 1: execl(self, self, "nothing", (char *)NULL); _exit(9);
             default:
-                /* What the driver says to a forked child is its affair; that it says so is ours. */
+                /* What the driver says to a forked child is its affair; that it says so is ours: a lock that
+                   some thread held at the fork must not hang these. */
                 cuMemAlloc_v2(&ptr, 1 << 20);
+                dlsym(RTLD_DEFAULT, "cuInit");
                 cuInit(0);
                 free(malloc(100));
                 _exit(0);
@@ -105,6 +108,37 @@ static void *forker(void *arg) {
         if (ended(child)) failures++;
     }
     return NULL;
+}
+
+static pthread_barrier_t all_there;
+static CUfunction kernel;
+
+static void *one_of_many(void *arg) {
+    CUdeviceptr ptr = 0;
+    (void)arg;
+    for (int round = 0; round < 2; round++) {
+        if (cuCtxSetCurrent(ctx) || cuMemAlloc_v2(&ptr, 4096) ||
+            cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL) || cuMemFree_v2(ptr))
+            failures++;
+        /* All of them alive at the same moment, each with what the shim keeps per thread. */
+        if (round == 0) pthread_barrier_wait(&all_there);
+    }
+    return NULL;
+}
+
+static void many(int count) {
+    static const char image[] = ".version 7.0\n.target sm_52\n.address_size 64\n"
+                                ".visible .entry nothing()\n{\n\tret;\n}\n";
+    static pthread_t threads[2000];
+    CUmodule module;
+    pthread_attr_t small;
+    if (cuModuleLoadData(&module, image) || cuModuleGetFunction(&kernel, module, "nothing")) failures++;
+    pthread_attr_init(&small);
+    pthread_attr_setstacksize(&small, 128 << 10);
+    pthread_barrier_init(&all_there, NULL, (unsigned)count);
+    for (int i = 0; i < count; i++)
+        if (pthread_create(&threads[i], &small, one_of_many, NULL)) exit(4);
+    join(threads, count);
 }
 
 static int spawned(char *self) {
@@ -166,6 +200,8 @@ int main(int argc, char **argv) {
     } else if (strcmp(what, "spawn") == 0) {
         for (int i = 0; i < 20; i++)
             if (i % 2 ? spawned(argv[0]) : vforked(argv[0])) failures++;
+    } else if (strcmp(what, "many") == 0) {
+        many(argc > 2 ? 2000 : 200);
     }
     stop = 1;
     join(threads, 4);
