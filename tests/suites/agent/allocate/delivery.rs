@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tessera_fake_kubelet::Admitted;
 use tessera_harness::plugin::*;
-use tessera_kubelet_api::deviceplugin::ContainerAllocateResponse;
 use tonic::Code;
 
 fn set(node: &mut TestNode, strategy: &str) {
@@ -26,29 +25,6 @@ fn spec_file(node: &TestNode, ids: &[String]) -> PathBuf {
 
 fn spec(node: &TestNode, ids: &[String]) -> Value {
     serde_json::from_slice(&std::fs::read(spec_file(node, ids)).unwrap()).unwrap()
-}
-
-fn variables(answer: &ContainerAllocateResponse) -> Vec<(&str, &str)> {
-    answer.envs.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
-}
-
-#[tokio::test]
-async fn cdi_cri_names_the_gpu_and_the_share_whose_spec_is_there_first() {
-    let node = started("cdi-cri").await;
-    let admitted = node.kubelet.run(&pod("a", 1)).await.unwrap().remove(0);
-    let answer = &admitted.response;
-    let names: Vec<_> = answer.cdi_devices.iter().map(|device| device.name.as_str()).collect();
-    let ours = format!("tessera.dev/share={}", id_of(&admitted.device_ids));
-    assert_eq!(names, [format!("nvidia.com/gpu={}", gpu(0).uuid), ours]);
-    assert_eq!(variables(answer), [("NVIDIA_VISIBLE_DEVICES", "void")]);
-    assert!(answer.mounts.is_empty() && answer.devices.is_empty());
-    assert!(answer.annotations.is_empty());
-    let spec = spec(&node, &admitted.device_ids);
-    assert_eq!(spec["devices"][0]["name"], id_of(&admitted.device_ids).as_str());
-    for mount in spec["devices"][0]["containerEdits"]["mounts"].as_array().unwrap() {
-        let path = mount["hostPath"].as_str().unwrap();
-        assert!(std::path::Path::new(path).exists(), "{path}");
-    }
 }
 
 #[tokio::test]
