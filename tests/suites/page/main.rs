@@ -52,8 +52,6 @@ checks! {
     hostile_narrow
     hostile_history
     access_light
-    access_dark
-    access_narrow_light
     access_narrow_dark
     large
     formats

