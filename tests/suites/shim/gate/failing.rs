@@ -213,18 +213,3 @@ fn without_an_arbiter_work_goes_on_by_the_cycle_and_with_it_again_by_the_gate() 
     tenant.must("do kernel 1 1000");
     arbiter.close_and_drain(&[tenant.pid()]);
 }
-
-/// An arbiter that is silent while the gate is open stops nobody, and one that was never there is not
-/// waited for.
-#[test]
-fn where_there_never_was_an_arbiter_nothing_waits() {
-    let stage = Stage::new();
-    let mut tenant = stage.tenant();
-    tenant.must("graph 500");
-    for what in ["kernel", "graph", "fill", "copy", "copy_any", "up_any"] {
-        tenant.must(&format!("do {what} 1 100"));
-    }
-    assert_eq!(tenant.ask("sync").result, 0);
-    let out = tenant.finish();
-    assert!(out.success() && out.stderr.is_empty(), "{out}");
-}

@@ -34,27 +34,41 @@ fn memory_is_charged_until_its_last_mapping_and_its_last_reference_are_gone() {
 #[test]
 fn what_does_not_fit_is_refused_and_fits_again_after_a_release() {
     let (_sim, pages, mut tenant) = held("vmm", 64 * MIB);
-    for _ in 0..3 {
-        let mut handles = Vec::new();
-        loop {
-            let reply = tenant.ask(&format!("create 0 {}", 16 * MIB));
-            if reply.result != SUCCESS {
-                assert_eq!(reply.result, OUT_OF_MEMORY);
-                break;
+    // 16 MiB each.
+    let array = format!("array 1024 1024 {FLOAT} 4");
+    for (make, end) in [("create 0 16777216", "release"), (array.as_str(), "unarray")] {
+        for _ in 0..3 {
+            let mut handles = Vec::new();
+            loop {
+                let reply = tenant.ask(make);
+                if reply.result != SUCCESS {
+                    assert_eq!(reply.result, OUT_OF_MEMORY, "{make}");
+                    break;
+                }
+                handles.push(reply.ok());
             }
-            handles.push(reply.ok());
+            assert_eq!(handles.len(), 4, "{make}");
+            assert_eq!(tenant.ask("info").values, [0, 64 * MIB], "{make}");
+            for handle in handles {
+                tenant.must(&format!("{end} {handle}"));
+            }
+            assert_eq!(tenant.must("info"), 64 * MIB, "{make}");
         }
-        assert_eq!(handles.len(), 4);
-        assert_eq!(tenant.ask("info").values, [0, 64 * MIB]);
-        for handle in handles {
-            tenant.must(&format!("release {handle}"));
-        }
-        assert_eq!(tenant.must("info"), 64 * MIB);
     }
-    // Sizes that no quota holds, and those that the driver rejects, charge nothing.
-    for bytes in ["18446744073709551615", "18446744071562067968", "1000", "0"] {
-        assert_ne!(tenant.ask(&format!("create 0 {bytes}")).result, SUCCESS, "{bytes}");
-        assert_eq!(pages.charged(0), 0, "{bytes}");
+    // Sizes that no quota holds, and what the driver rejects, charge nothing.
+    for bad in [
+        "create 0 18446744073709551615".to_owned(),
+        "create 0 18446744071562067968".to_owned(),
+        "create 0 1000".to_owned(),
+        "create 0 0".to_owned(),
+        "array 0 0 1 1".to_owned(),
+        "array 16 16 1 3".to_owned(),
+        format!("array 18446744073709551615 18446744073709551615 {FLOAT} 4"),
+        format!("array3 4294967296 4294967296 4294967296 {FLOAT} 4 0"),
+        "unarray 0".to_owned(),
+    ] {
+        assert_ne!(tenant.ask(&bad).result, SUCCESS, "{bad}");
+        assert_eq!(pages.charged(0), 0, "{bad}");
     }
 }
 
@@ -247,34 +261,6 @@ fn every_form_is_charged_what_the_driver_says_until_it_is_destroyed() {
         }
     }
     assert_eq!(pages.snapshot().slots[0].kinds[Kind::Array as usize], 0);
-}
-
-#[test]
-fn what_does_not_fit_is_refused_and_what_the_driver_rejects_charges_nothing() {
-    let (_sim, pages, mut tenant) = held("vmm", 64 * MIB);
-    let mut arrays = Vec::new();
-    // 16 MiB of texels each.
-    let refused = loop {
-        let reply = tenant.ask(&format!("array 1024 1024 {FLOAT} 4"));
-        if reply.result != SUCCESS {
-            break reply.result;
-        }
-        arrays.push(reply.ok());
-    };
-    assert_eq!((refused, arrays.len()), (OUT_OF_MEMORY, 4));
-    for array in arrays {
-        tenant.must(&format!("unarray {array}"));
-    }
-    for bad in [
-        "array 0 0 1 1".to_owned(),
-        "array 16 16 1 3".to_owned(),
-        format!("array 18446744073709551615 18446744073709551615 {FLOAT} 4"),
-        format!("array3 4294967296 4294967296 4294967296 {FLOAT} 4 0"),
-        "unarray 0".to_owned(),
-    ] {
-        assert_ne!(tenant.ask(&bad).result, SUCCESS, "{bad}");
-        assert_eq!(pages.charged(0), 0, "{bad}");
-    }
 }
 
 /// "Destroys and cleans up all resources associated with the context. These resources include CUDA
