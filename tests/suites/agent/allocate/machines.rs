@@ -1,10 +1,7 @@
 //! MIG instances of simulated GPUs, sold by the plugin as a process to a stand-in kubelet.
 
-use std::process::Command;
-
 use serde_json::Value;
-use tessera_harness::artefacts;
-use tessera_harness::plugin::{GPU, Simulated, bounded, pod, stderr, until};
+use tessera_harness::plugin::{GPU, Simulated, bounded, pod, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -157,17 +154,8 @@ struct Eight {
 
 impl Eight {
     async fn start() -> Self {
-        let share = "replicas = 1\nsplit = \"spread\"\n[ledger]\nfsync = false";
-        let mut node = Simulated::new(share).await;
-        let config = node.dir.path().join("simgpu.toml");
-        std::fs::write(&config, machine()).unwrap();
-        let made = node
-            .on_machine(Command::new(artefacts().simgpu_ctl()))
-            .arg("status")
-            .env("SIMGPU_CONFIG", config)
-            .output()
-            .unwrap();
-        assert!(made.status.success(), "{}", stderr(&made));
+        let mut node = Simulated::on(&machine(), "").await;
+        node.configure("replicas = 2", "replicas = 1\nsplit = \"spread\"");
         node.serve().await;
         bounded(node.kubelet.wait_allocatable(GPU, 8)).await;
         let status = node.json();

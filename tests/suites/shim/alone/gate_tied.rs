@@ -2,12 +2,10 @@
 //! cap or beside a neighbour, and each goes on at a fair part of its own speed.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
-use tessera_harness::beside;
+use std::time::Duration;
 
 use tempfile::TempDir;
-use tessera_harness::{Owned, SimGpu, artefacts, compile_c};
+use tessera_harness::{Preloaded, Running, SimGpu, artefacts, beside, compile_c};
 
 const MACHINE: &str = r#"
 [[kernel]]
@@ -40,43 +38,30 @@ impl Stage {
     }
 
     fn start(&self, program: &Path, share: Option<(&str, &str)>, shape: &str, ms: u64) -> Tied {
-        let mut command = match share {
-            None => Command::new(program),
-            Some((cores, policy)) => {
-                let mut run = Command::new(artefacts().tessera());
-                run.args(["run", "--sim", "--memory", "1GiB", "--cores", cores]);
-                run.args(["--policy", policy, "--"]).arg(program);
-                run
-            }
+        let program = match share {
+            None => Preloaded::bare(program),
+            Some((cores, policy)) => Preloaded::bare(artefacts().tessera())
+                .args(["run", "--sim", "--memory", "1GiB", "--cores", cores, "--policy", policy])
+                .arg("--")
+                .arg(program),
         };
-        command.args([shape, &ms.to_string()]).envs(self.sim.envs());
-        command.env("XDG_RUNTIME_DIR", self.base.path());
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        Tied { child: Owned(command.spawn().expect("it starts")), ms }
+        let program = program.sim(&self.sim).env("XDG_RUNTIME_DIR", self.base.path());
+        let program = program.arg(shape).arg(ms.to_string());
+        Tied { run: program.timeout(LIMIT + Duration::from_millis(ms)).spawn(), ms }
     }
 }
 
 /// A running program.
 struct Tied {
-    child: Owned,
+    run: Running,
     ms: u64,
 }
 
 impl Tied {
     /// Steps a second; `None` where it did not end in time.
-    fn rate(mut self) -> Option<f64> {
-        let begin = Instant::now();
-        while self.child.try_wait().expect("our child").is_none() {
-            if begin.elapsed() > LIMIT + Duration::from_millis(self.ms) {
-                return None;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let out = std::io::read_to_string(self.child.stdout.take().expect("piped"));
-        let out = out.expect("readable");
-        let steps = out.lines().find_map(|line| line.strip_prefix("steps ")?.parse::<f64>().ok());
-        let steps = steps.unwrap_or_else(|| panic!("no steps in {out:?}"));
-        Some(steps / Duration::from_millis(self.ms).as_secs_f64())
+    fn rate(self) -> Option<f64> {
+        let out = self.run.wait();
+        (!out.timed_out).then(|| out.number("steps") as f64 * 1000.0 / self.ms as f64)
     }
 }
 
