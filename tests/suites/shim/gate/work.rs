@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tessera_harness::gate::{Stage, is_over};
-use tessera_harness::{CProgram, Conversation, Preloaded, compile_c};
+use tessera_harness::{CProgram, Conversation, Preloaded};
 
 /// Time for what must not happen to happen.
 const A_WHILE: Duration = Duration::from_millis(60);
@@ -87,38 +87,25 @@ fn holds_in(stream: &str, program: Preloaded) {
     assert!(out.success() && out.stderr.is_empty(), "{out}");
 }
 
-/// Static TLS lies on each thread's stack, the helper's too (`ld.so`, "Static TLS block").
-#[test]
-fn a_program_with_large_static_tls_drains() {
-    let program = CProgram::new("gate_work").flag("-DSTATIC_TLS=(3<<20)").build();
-    holds_in("own", Preloaded::new(program));
+macro_rules! holds {
+    ($($(#[$doc:meta])* $name:ident: $stream:literal $($flag:literal)*,)*) => { $(
+        $(#[$doc])*
+        #[test]
+        fn $name() {
+            let program = CProgram::new("gate_work")$(.flag($flag))*;
+            holds_in($stream, Preloaded::new(program.build()));
+        }
+    )* };
 }
 
-#[test]
-fn a_closed_gate_holds_all_work_in_the_legacy_stream() {
-    holds_in("legacy", Preloaded::new(compile_c("gate_work")));
-}
-
-#[test]
-fn a_closed_gate_holds_all_work_in_threads_own_streams() {
-    holds_in("own", Preloaded::new(compile_c("gate_work")));
-}
-
-#[test]
-fn a_closed_gate_holds_all_work_in_blocking_streams() {
-    holds_in("0", Preloaded::new(compile_c("gate_work")));
-}
-
-#[test]
-fn a_closed_gate_holds_all_work_in_non_blocking_streams() {
-    holds_in("1", Preloaded::new(compile_c("gate_work")));
-}
-
-/// As libcudart asks for its functions when built with `--default-stream per-thread`.
-#[test]
-fn a_closed_gate_holds_what_comes_by_cu_get_proc_address() {
-    let program = CProgram::new("gate_work").flag("-DPROC_ADDRESS").flag("-DPER_THREAD").build();
-    holds_in("own", Preloaded::new(program));
+holds! {
+    a_closed_gate_holds_all_work_in_the_legacy_stream: "legacy",
+    a_closed_gate_holds_all_work_in_blocking_streams: "0",
+    a_closed_gate_holds_all_work_in_non_blocking_streams: "1",
+    /// Static TLS lies on each thread's stack, the helper's too (`ld.so`, "Static TLS block").
+    a_program_with_large_static_tls_drains: "own" "-DSTATIC_TLS=(3<<20)",
+    /// As libcudart asks for its functions when built with `--default-stream per-thread`.
+    a_closed_gate_holds_what_comes_by_cu_get_proc_address: "own" "-DPROC_ADDRESS" "-DPER_THREAD",
 }
 
 #[test]

@@ -174,23 +174,6 @@ fn the_exporter_is_charged_while_an_import_lives() {
 }
 
 #[test]
-fn an_import_that_dies_holds_nothing() {
-    let (sim, pages) = quota(64 * MIB);
-    let (mut exporter, mut importer) = (tenant(&sim, &pages), tenant(&sim, &pages));
-    let handle = exporter.must(&format!("create 0 {}", 16 * MIB));
-    let fd = exporter.must(&format!("export {handle}"));
-    importer.must(&format!("import {} {fd}", exporter.pid()));
-    exporter.must(&format!("close {fd}"));
-    exporter.must(&format!("release {handle}"));
-    assert_eq!(exporter.must("info"), 48 * MIB);
-    importer.kill();
-    // The driver has it for a while: who asks for it waits.
-    let all = exporter.must(&format!("create 0 {}", 64 * MIB));
-    exporter.must(&format!("release {all}"));
-    assert_eq!(exporter.must("info"), 64 * MIB);
-}
-
-#[test]
 fn an_open_descriptor_holds_what_was_released() {
     let (_sim, _pages, mut tenant) = held("vmm", 64 * MIB);
     let mut open = Vec::new();

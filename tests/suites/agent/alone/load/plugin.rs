@@ -53,8 +53,7 @@ impl Plugin {
 
     /// A pod that runs, and has a name: where its pages are.
     pub async fn run(&self, name: &str) -> PathBuf {
-        let ids = self.node.kubelet.run(&pod(name, 1)).await.unwrap().remove(0).device_ids;
-        self.node.pages(&ids)
+        self.node.start_pod(name, 1).await.pages
     }
 
     /// Waits until kubelet has said that these run, and that no others do.
