@@ -328,106 +328,16 @@ impl Key {
 mod tests {
     use super::*;
 
-    const GPU: &str = "tessera.dev/gpu";
-
-    fn key(pod: &str, container: &str) -> Key {
-        Key::new(&Pod::new("default", pod), container, GPU)
-    }
-
-    fn ids(ids: &[&str]) -> BTreeSet<String> {
-        ids.iter().map(ToString::to_string).collect()
-    }
-
-    fn assignment(device_ids: &[&str]) -> Assignment {
-        Assignment {
-            device_ids: device_ids.iter().map(ToString::to_string).collect(),
-            response: ContainerAllocateResponse::default(),
-            init: false,
-        }
-    }
-
-    fn manager(devices: &[&str]) -> Manager<()> {
-        let mut manager = Manager::default();
-        let id = manager.next_id();
-        manager.connect(GPU, id, ());
-        let devices = devices.iter().map(|device| Device {
-            id: (*device).to_owned(),
-            health: HEALTHY.to_owned(),
-            topology: None,
-        });
-        manager.list(GPU, id, devices.collect());
-        manager
-    }
-
-    #[test]
-    fn the_plugin_is_asked_only_where_there_is_a_choice() {
-        let manager = manager(&["a", "b"]);
-        let spare = ids(&[]);
-        assert_eq!(
-            manager.choose(&key("p", "c"), 2, &spare).unwrap(),
-            Choice::Settled(ids(&["a", "b"]))
-        );
-        assert_eq!(
-            manager.choose(&key("p", "c"), 1, &spare).unwrap(),
-            Choice::Ask { available: ids(&["a", "b"]), must_include: ids(&[]) }
-        );
-        assert!(matches!(
-            manager.choose(&key("p", "c"), 3, &spare),
-            Err(StandinError::Unavailable { requested: 3, available: 2, .. })
-        ));
-    }
-
-    #[test]
-    fn devices_of_init_containers_are_used_again() {
-        let mut manager = manager(&["a", "b", "c"]);
-        manager.assign(key("p", "init"), assignment(&["a"]));
-        let spare = ids(&["a"]);
-        assert_eq!(
-            manager.choose(&key("p", "app"), 1, &spare).unwrap(),
-            Choice::Settled(ids(&["a"]))
-        );
-        assert_eq!(
-            manager.choose(&key("p", "app"), 2, &spare).unwrap(),
-            Choice::Ask { available: ids(&["b", "c"]), must_include: ids(&["a"]) }
-        );
-        assert_eq!(
-            manager.choose(&key("p", "app"), 3, &spare).unwrap(),
-            Choice::Settled(ids(&["a", "b", "c"]))
-        );
-    }
-
-    #[test]
-    fn a_container_keeps_what_it_has_and_frees_it_with_its_pod() {
-        let mut manager = manager(&["a"]);
-        manager.assign(key("p", "c"), assignment(&["a"]));
-        assert_eq!(
-            manager.choose(&key("p", "c"), 1, &ids(&[])).unwrap(),
-            Choice::Held(assignment(&["a"]))
-        );
-        assert!(manager.choose(&key("q", "c"), 1, &ids(&[])).is_err());
-        manager.remove("default", "p");
-        assert!(manager.choose(&key("q", "c"), 1, &ids(&[])).is_ok());
-    }
-
-    #[test]
-    fn a_preference_is_a_hint() {
-        let available = ids(&["a", "b", "c"]);
-        let settle = |preferred: &[&str], must: &[&str], count| {
-            let preferred: Vec<_> = preferred.iter().map(ToString::to_string).collect();
-            super::settle(&preferred, &available, ids(must), count)
-        };
-        assert_eq!(settle(&["c"], &[], 1), ids(&["c"]));
-        assert_eq!(settle(&["c", "b", "a"], &[], 2), ids(&["b", "c"]));
-        assert_eq!(settle(&["nonsense"], &["m"], 2), ids(&["a", "m"]));
-        assert_eq!(settle(&[], &[], 2), ids(&["a", "b"]));
-    }
-
     #[test]
     fn a_late_end_of_a_replaced_plugins_stream_changes_nothing() {
-        let mut manager = manager(&["a"]);
-        let second = manager.next_id();
+        const GPU: &str = "tessera.dev/gpu";
+        let mut manager = Manager::default();
+        let [first, second] = [(); 2].map(|()| manager.next_id());
+        manager.connect(GPU, first, ());
+        let health = HEALTHY.to_owned();
+        manager.list(GPU, first, vec![Device { id: "a".to_owned(), health, topology: None }]);
         manager.connect(GPU, second, ());
-        manager.ended(GPU, second - 1);
+        manager.ended(GPU, first);
         assert_eq!(manager.healthy(GPU).len(), 1);
         manager.ended(GPU, second);
         assert_eq!(manager.healthy(GPU).len(), 0);
