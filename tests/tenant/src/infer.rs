@@ -1,11 +1,9 @@
 //! `infer`: what an inference server does to a GPU, request by request.
 //!
 //! Load weights once; per request allocate activations, copy the input to the device, launch, copy
-//! the result back, compare, free. Requests arrive at a fixed rate whether or not the last one is
-//! done (an open loop), and latency counts from the arrival, so that a stalled neighbour's harm is
-//! not hidden by requests that were never sent.
+//! the result back, compare, free.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fastrand::Rng;
 use serde_json::json;
@@ -14,10 +12,9 @@ use crate::Device;
 use crate::args;
 use crate::cuda::{Cuda, Kernel, Stream};
 use crate::exit::{self, Exit};
-use crate::histogram::Histogram;
 use crate::memory::{Api, Block};
 use crate::report;
-use crate::stop::{self, Asked};
+use crate::serve::{self, Pace, Window};
 
 /// Bytes written to and read from the device per request.
 const PAYLOAD: usize = 64 << 10;
@@ -40,45 +37,6 @@ pub struct Options {
     /// Seconds; 0: until SIGTERM
     #[arg(long = "for", value_parser = args::limit, default_value = "0")]
     limit: Duration,
-}
-
-/// What happened in one stretch of time.
-#[derive(Default)]
-struct Window {
-    latency: Histogram,
-    out_of_memory: u64,
-    errors: u64,
-    corrupted: u64,
-    verified_bytes: u64,
-}
-
-impl Window {
-    fn absorb(&mut self, other: &Self) {
-        self.latency.merge(&other.latency);
-        self.out_of_memory += other.out_of_memory;
-        self.errors += other.errors;
-        self.corrupted += other.corrupted;
-        self.verified_bytes += other.verified_bytes;
-    }
-
-    fn report(&self, event: &str, seconds: f64, held: u64) {
-        let us = |permille| self.latency.permille(permille) / 1000;
-        report::line(
-            event,
-            json!({
-                "seconds": (seconds * 1000.0).round() / 1000.0,
-                "requests": self.latency.count(),
-                "p50_us": us(500), "p90_us": us(900), "p99_us": us(990),
-                "p99_at_least_us": self.latency.p99_at_least() / 1000,
-                "max_us": self.latency.max() / 1000,
-                "out_of_memory": self.out_of_memory,
-                "errors": self.errors,
-                "corrupted": self.corrupted,
-                "verified_bytes": self.verified_bytes,
-                "held": held,
-            }),
-        );
-    }
 }
 
 struct Server<'a> {
@@ -188,49 +146,15 @@ pub fn run(device: Device, options: &Options) -> Result<(), Exit> {
     let held = server.held();
     report::line("ready", json!({ "held": held, "free": free, "total": total }));
 
-    let start = Instant::now();
-    let (mut second, mut phase, mut whole) =
-        (Window::default(), Window::default(), Window::default());
-    let (mut second_start, mut phase_start) = (start, start);
-    let mut arrival = start;
-    let mut number = 0;
-    loop {
-        let done = start.elapsed() >= options.limit;
-        let wait = arrival.saturating_duration_since(Instant::now());
-        let asked = if done { Some(Asked::Stop) } else { stop::wait(wait) };
-        if asked.is_some() || second_start.elapsed() >= Duration::from_secs(1) {
-            phase.absorb(&second);
-            whole.absorb(&second);
-            second.report("progress", second_start.elapsed().as_secs_f64(), held);
-            second = Window::default();
-            second_start = Instant::now();
-        }
-        match asked {
-            Some(Asked::Stop) => break,
-            Some(Asked::Phase) => {
-                phase.report("phase", phase_start.elapsed().as_secs_f64(), held);
-                phase = Window::default();
-                phase_start = Instant::now();
-                continue;
-            }
-            None => {}
-        }
-        let now = Instant::now();
-        if now < arrival {
-            continue;
-        }
-        server.serve(number, &mut second);
-        let latency = arrival.elapsed();
-        second.latency.record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
-        number += 1;
-        arrival = if options.rate > 0.0 {
-            arrival + Duration::from_secs_f64(1.0 / options.rate)
-        } else {
-            Instant::now()
-        };
-    }
-    phase.report("phase", phase_start.elapsed().as_secs_f64(), held);
-    whole.report("done", start.elapsed().as_secs_f64(), held);
+    let Options { rate, limit, .. } = *options;
+    let pace = match rate > 0.0 {
+        true => Pace::Arriving { rate, poisson: false },
+        false => Pace::Following { pause: Duration::ZERO },
+    };
+    let whole = serve::serve(pace, limit, held, |number, window| {
+        server.serve(number, window);
+        Ok(())
+    })?;
     for layer in &server.layers {
         server.cuda.free(layer, Stream::LEGACY)?;
     }

@@ -20,6 +20,7 @@ pub mod load;
 pub mod memory;
 pub mod processes;
 pub mod report;
+pub mod serve;
 pub mod stop;
 pub mod time;
 

@@ -2,19 +2,18 @@
 //! to read from the driver's own account; a tenant knows its own clock only.
 //!
 //! - a **backlog** ([`backlog`]): launches as fast as the driver takes them, without end;
-//! - a **server** ([`serve`]): requests that arrive whether or not the last one is done.
+//! - a **server** ([`serve`]): requests from outside, or steps of its own that follow each other.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use fastrand::Rng;
 use serde_json::json;
 
 use crate::args;
 use crate::cuda::{Cuda, Graph, Kernel, Stream};
 use crate::exit::{CudaError, Exit};
-use crate::histogram::Histogram;
 use crate::memory::linear;
+use crate::serve::{self, Pace};
 use crate::stop::{self, Asked};
 use crate::{Device, report};
 
@@ -66,42 +65,24 @@ pub fn run(device: Device, options: &Options) -> Result<(), Exit> {
     let cuda = Cuda::open(device)?;
     let work = Work::prepare(cuda, options)?;
     report::line("ready", json!({ "kernels": work.durations.len() }));
-    let clock = Clock::start(options.limit);
-    if options.rate.is_some_and(|rate| rate > 0.0) || options.closed {
-        serve(&work, options, clock)
-    } else {
-        backlog(&work, options, clock)
-    }
+    let pace = match options.rate.filter(|rate| *rate > 0.0) {
+        Some(rate) => Pace::Arriving { rate, poisson: options.poisson },
+        None if options.closed => {
+            Pace::Following { pause: Duration::from_millis(options.pause_ms) }
+        }
+        None => return backlog(&work, options),
+    };
+    let step = || -> Result<(), Exit> {
+        work.launch_unit()?;
+        Ok(work.wait()?)
+    };
+    serve::serve(pace, options.limit, 0, |_, _| step()).map(drop)
 }
 
 /// Sleeps end on time: 50 µs late, as they do by default, would be half of what is measured.
 fn fine_timers() {
     // SAFETY: PR_SET_TIMERSLACK takes one number.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Clock {
-    start: Instant,
-    limit: Duration,
-}
-
-impl Clock {
-    fn start(limit: Duration) -> Self {
-        Self { start: Instant::now(), limit }
-    }
-
-    fn seconds(&self) -> f64 {
-        self.start.elapsed().as_secs_f64()
-    }
-
-    /// What is asked of the process within `wait`; the end of its time is as good as being asked.
-    fn asked(&self, wait: Duration) -> Option<Asked> {
-        if self.start.elapsed() >= self.limit {
-            return Some(Asked::Stop);
-        }
-        stop::wait(wait)
-    }
 }
 
 /// Kernels of known durations, one by one or as a graph.
@@ -129,11 +110,6 @@ impl Work {
         Ok(Self { cuda, kernel, graph, durations, stream, next: Cell::new(0) })
     }
 
-    /// GPU time of one unit, nanoseconds.
-    fn unit_ns(&self) -> u64 {
-        self.durations.iter().sum()
-    }
-
     /// Launches one call's worth: the graph, or the next kernel of the list.
     fn launch(&self) -> Result<(), CudaError> {
         let at = self.next.get();
@@ -158,30 +134,32 @@ impl Work {
     }
 }
 
-// The kinds of load: see [`super`].
-
 /// Launches of a backlog for each of its host functions.
 const HOST_EVERY: u64 = 4;
 /// Launches between two looks whether to stop.
 const LOOK_EVERY: u64 = 16;
 
 /// A tenant that always has more to do: launches until asked to stop. What is queued then is left behind, as by a killed program.
-fn backlog(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
+fn backlog(work: &Work, options: &Options) -> Result<(), Exit> {
+    let start = Instant::now();
     let mut stuck = options.stuck_after_ms.map(Duration::from_millis);
     let (mut launched, mut is_shallow) = (0u64, true);
     let shallow = Duration::from_millis(options.shallow_ms);
     let copied = vec![1; options.copy_mib << 20];
     let room = if copied.is_empty() { 0 } else { linear::plain(&work.cuda, copied.len())? };
     loop {
-        if launched.is_multiple_of(LOOK_EVERY) && clock.asked(Duration::ZERO) == Some(Asked::Stop) {
-            report::line("done", json!({ "seconds": clock.seconds(), "launched": launched }));
+        let passed = start.elapsed();
+        let is_over = || passed >= options.limit || stop::poll() == Some(Asked::Stop);
+        if launched.is_multiple_of(LOOK_EVERY) && is_over() {
+            let seconds = passed.as_secs_f64();
+            report::line("done", json!({ "seconds": seconds, "launched": launched }));
             return Ok(());
         }
-        is_shallow = is_shallow && clock.start.elapsed() < shallow;
+        is_shallow = is_shallow && passed < shallow;
         work.launch()?;
         launched += 1;
         let is_due = options.sync_every > 0 && launched.is_multiple_of(options.sync_every);
-        if stuck.is_some_and(|after| clock.start.elapsed() >= after) {
+        if stuck.is_some_and(|after| start.elapsed() >= after) {
             stuck = None;
             is_shallow = false;
             work.cuda.wait_for_ever(work.stream)?;
@@ -198,67 +176,4 @@ fn backlog(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
             work.wait()?;
         }
     }
-}
-
-/// A tenant with requests from outside, or steps of its own that follow each other. Latency counts from the arrival by
-/// the tenant's own clock, so that a stall is felt by every request that arrives in it. Serves until asked to stop; a phase ends at SIGUSR1 and at the end, and
-/// what was served is reported every second.
-fn serve(work: &Work, options: &Options, clock: Clock) -> Result<(), Exit> {
-    let mut rng = Rng::with_seed(0x7e55);
-    // Uniform in (0, 1], of 53 random bits.
-    #[allow(clippy::cast_precision_loss, reason = "53 bits are exact")]
-    let mut uniform = || 1.0 - rng.f64();
-    let (mut latency, mut begun) = (Histogram::default(), Instant::now());
-    let (mut second, mut second_begun) = (Histogram::default(), Instant::now());
-    let mut arrival = Instant::now();
-    let pause = Duration::from_millis(options.pause_ms);
-    loop {
-        let asked = clock.asked(arrival.saturating_duration_since(Instant::now()));
-        if let Some(asked) = asked {
-            say("phase", &latency, begun, work);
-            if asked == Asked::Stop {
-                return Ok(());
-            }
-            // What arrived before is not of this phase.
-            (latency, begun, arrival) = (Histogram::default(), Instant::now(), Instant::now());
-            continue;
-        }
-        if Instant::now() < arrival {
-            continue;
-        }
-        work.launch_unit()?;
-        work.wait()?;
-        let took = nanos(arrival.elapsed());
-        latency.record(took);
-        second.record(took);
-        if second_begun.elapsed() >= Duration::from_secs(1) {
-            say("progress", &second, second_begun, work);
-            (second, second_begun) = (Histogram::default(), Instant::now());
-        }
-        let mean = 1.0 / options.rate.unwrap_or(1.0);
-        arrival = match (options.closed, options.poisson) {
-            (true, _) => Instant::now() + pause.mul_f64(0.5 + uniform()),
-            (_, true) => arrival + Duration::from_secs_f64(-uniform().ln() * mean),
-            _ => arrival + Duration::from_secs_f64(mean),
-        };
-    }
-}
-
-fn say(event: &str, latency: &Histogram, begun: Instant, work: &Work) {
-    let us = |permille| latency.permille(permille) / 1000;
-    report::line(
-        event,
-        json!({
-            "seconds": begun.elapsed().as_secs_f64(),
-            "requests": latency.count(),
-            "work_us": work.unit_ns() / 1000,
-            "p50_us": us(500), "p90_us": us(900), "p99_us": us(990),
-            "p99_at_least_us": latency.p99_at_least() / 1000,
-            "max_us": latency.max() / 1000,
-        }),
-    );
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
