@@ -74,46 +74,6 @@ fn judge(suite: &Suite<'_>, file: &Path, kinds: &BTreeSet<(String, String)>) -> 
     Ok(count)
 }
 
-// Node labels, from the plugin to a pod's affinity.
-
-/// The example's pod goes where the labels say that a strong GPU is, and nowhere before. That the plugin writes them for
-/// node feature discovery, and takes them away, its own tests show (`plugin/agent/src/labels.rs`).
-pub fn labels_lead_a_pod_to_the_strongest_gpu(suite: &Suite<'_>) -> Result<()> {
-    let outcome = strongest(suite);
-    suite.remove_tenants()?;
-    unlabel(suite)?;
-    outcome
-}
-
-fn strongest(suite: &Suite<'_>) -> Result<()> {
-    let file = suite.repo.join("deploy/examples/strongest-gpu.yaml");
-    let mut objects = suite.kubectl.read_manifest(&file)?;
-    let pod = objects.first_mut().context("a pod")?;
-    pod["metadata"]["namespace"] = json!(NAMESPACE);
-    pods::adapt_example(&mut pod["spec"]);
-    let pod = Pod::put(suite.kubectl, pod)?;
-    pod.wait_for_status("finds no node", |status| status.to_string().contains("Unschedulable"))?;
-    let lines = suite.plugin.exec(&["tessera", "labels"])?;
-    println!("     {}", lines.lines().collect::<Vec<_>>().join(" "));
-    // What nfd-worker and nfd-master do with it; the API server judges each key and value.
-    let node = ["label", "node", &suite.node, "--overwrite"];
-    suite.kubectl.run(&[&node[..], &lines.lines().collect::<Vec<_>>()].concat())?;
-    pod.wait_until_running()
-}
-
-fn unlabel(suite: &Suite<'_>) -> Result<()> {
-    let node = suite.kubectl.get(&["node", &suite.node])?;
-    let labels = node["metadata"]["labels"].as_object().context("labels")?;
-    let ours = labels.keys().filter(|key| key.starts_with("tessera.dev/gpu."));
-    let remove: Vec<String> = ours.map(|key| format!("{key}-")).collect();
-    if remove.is_empty() {
-        return Ok(());
-    }
-    let mut args = vec!["label", "node", &suite.node];
-    args.extend(remove.iter().map(String::as_str));
-    suite.kubectl.run(&args).map(drop)
-}
-
 // `deploy/examples/kind` as its README says, on this cluster: its images, its simulated driver, the chart with its
 // values as `tests/deploy/cases/kind.yaml` has it rendered, and its pod.
 

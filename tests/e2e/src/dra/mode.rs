@@ -123,7 +123,7 @@ pub fn remove(kubectl: &Kubectl, repo: &Path) -> Result<()> {
 /// The node's two GPUs as they are published when nothing is amiss.
 pub fn published(suite: &Suite<'_>) -> Result<[slices::Device; 2]> {
     let sound = |devices: &[slices::Device]| {
-        devices.len() == 2 && devices.iter().all(|device| device.taints().is_empty())
+        devices.len() == 2 && devices.iter().all(|device| device.taints.is_empty())
     };
     let devices = slices::wait_for(suite, "two sound devices are published", sound)?;
     devices.try_into().map_err(|devices| anyhow!("{DRIVER}: {devices:?}"))

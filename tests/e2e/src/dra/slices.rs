@@ -15,9 +15,8 @@ pub struct Device {
     pub memory: u64,
     /// The share that a claim gets which asks for no size: bytes.
     pub default_memory: u64,
-    /// The same: percent of its time.
-    pub default_cores: u64,
-    pub object: Value,
+    /// As `key=value:effect`.
+    pub taints: Vec<String>,
 }
 
 impl Device {
@@ -25,24 +24,16 @@ impl Device {
         let text =
             |value: &Value| value.as_str().map(str::to_owned).with_context(|| object.to_string());
         let memory = &object["capacity"]["memory"];
-        let cores = &object["capacity"]["cores"];
+        let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let taint =
+            |t: &Value| format!("{}={}:{}", word(&t["key"]), word(&t["value"]), word(&t["effect"]));
         Ok(Self {
             name: text(&object["name"])?,
             uuid: text(&object["attributes"]["uuid"]["string"])?,
             memory: bytes(&memory["value"])?,
             default_memory: bytes(&memory["requestPolicy"]["default"])?,
-            default_cores: bytes(&cores["requestPolicy"]["default"])?,
-            object: object.clone(),
+            taints: object["taints"].as_array().into_iter().flatten().map(taint).collect(),
         })
-    }
-
-    /// Its taints as `key=value:effect`.
-    pub fn taints(&self) -> Vec<String> {
-        let taints = self.object["taints"].as_array().into_iter().flatten();
-        let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        taints
-            .map(|t| format!("{}={}:{}", word(&t["key"]), word(&t["value"]), word(&t["effect"])))
-            .collect()
     }
 }
 
@@ -62,7 +53,7 @@ pub fn bytes(quantity: &Value) -> Result<u64> {
 }
 
 /// The driver's slices of the node, as the scheduler orders them.
-pub fn slices(suite: &Suite<'_>) -> Result<Vec<Value>> {
+fn slices(suite: &Suite<'_>) -> Result<Vec<Value>> {
     let mut slices = suite.kubectl.items(&["resourceslices"])?;
     slices.retain(|slice| {
         slice["spec"]["driver"] == DRIVER && slice["spec"]["nodeName"] == suite.node.as_str()
