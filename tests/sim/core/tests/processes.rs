@@ -161,34 +161,6 @@ fn processes_that_start_together_share_one_state() {
 }
 
 #[test]
-fn a_killed_process_gives_its_memory_back_after_the_teardown() {
-    let (_dir, path) = state();
-    let child = holder(&path, |s| assert!(s.charge(1, Use::Own, 700 * MIB)));
-    let s = open(&path);
-    assert_eq!(s.used(1), 700 * MIB);
-    child.kill();
-    let seen = Instant::now();
-    let still: Vec<u64> = s.processes(1).iter().map(|process| process.used_bytes).collect();
-    assert_eq!((still, s.used(1)), (vec![700 * MIB], 700 * MIB), "teardown is deferred");
-    eventually("the memory", || s.used(1) == 0);
-    assert_eq!(s.processes(1), [], "listed no longer than that");
-    assert!(seen.elapsed() >= Duration::from_millis(30));
-}
-
-#[test]
-fn memory_is_refused_beyond_the_gpu_and_granted_again_after_a_death() {
-    let (_dir, path) = state();
-    let s = open_and_claim(&path);
-    let capacity = s.capacity(0);
-    let child = holder(&path, |s| assert!(s.charge(0, Use::Own, capacity)));
-    assert!(!s.charge(0, Use::Own, 1));
-    assert!(s.charge(1, Use::Own, capacity), "the other GPU is free");
-    child.kill();
-    assert!(!s.charge(0, Use::Own, 1), "not before the teardown");
-    eventually("room", || s.charge(0, Use::Own, capacity));
-}
-
-#[test]
 fn a_forked_child_keeps_its_parents_memory_in_use() {
     let (_dir, path) = state();
     let ready = Flag::new();

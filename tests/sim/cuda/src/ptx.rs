@@ -220,29 +220,12 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_the_entries_own() {
-        let image = Image::of(
-            b".version 8.0\n.entry a()\n{\n\t.local .align 8 .b8 __local_depot0[4096];\n\t.reg .b64 %SP;\n\
-              \tld.local.u32 %r1, [%SP];\n}\n.func b()\n{\n\t.local .b8 x[64];\n}\n.entry c()\n{ ret; }\n",
-        )
-        .unwrap();
-        let of = |name| image.entry(name).map(|entry| entry.local_bytes);
-        assert_eq!((of("a"), of("b"), of("c")), (Some(4096), None, Some(0)));
-    }
-
-    #[test]
     fn kernels_that_let_the_next_begin_say_so() {
         let image = Image::of(
             b".version 7.8\n.entry a()\n{\n\tgriddepcontrol.launch_dependents;\n\tret;\n}\n.entry b()\n{ ret; }\n",
         )
         .unwrap();
         assert_eq!(["a", "b"].map(|name| image.entry(name).unwrap().lets_go), [true, false]);
-    }
-
-    #[test]
-    fn binaries_have_any_name() {
-        assert_eq!(Image::of(b"\x7fELF\x02\x01"), Some(Image::Opaque(6)));
-        assert!(Image::Opaque(0).entry("anything").is_some());
     }
 
     #[test]
