@@ -22,7 +22,6 @@ const WARM_UP: usize = NODES;
 /// How long a history has been recorded when the first question comes: two of its looks.
 const RECORDED: Duration = Duration::from_secs(21);
 
-/// Measures each route that looks at the node, over both listeners.
 pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let answers = node::runtime()?.block_on(asked(world))?;
     let worst = answers.iter().map(|(_, ms)| ms.quantile(0.99)).fold(0.0, f64::max);
@@ -62,7 +61,6 @@ async fn asked(world: &World) -> anyhow::Result<Vec<(String, Sample)>> {
 struct Asked {
     node: Node,
     endpoints: [Endpoint; 2],
-    /// When it was asked last.
     last: Instant,
 }
 

@@ -32,7 +32,6 @@ const WARM_UP: usize = 20;
 /// Scrapes before memory is looked at.
 const SCRAPES: usize = 10;
 
-/// Measures both.
 pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     // The stand-ins answer on threads of their own, as kubelet and the API server would.
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -60,7 +59,6 @@ async fn measure(world: &World, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A node whose GPUs are sold by claims.
 struct Claims {
     node: Node,
     kubelet: DraKubelet,

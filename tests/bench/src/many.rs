@@ -16,7 +16,6 @@ use crate::world::World;
 /// GPUs, and replicas of each.
 const GPUS: usize = 16;
 const REPLICAS: usize = 64;
-/// Pods with a session.
 const MANY: usize = 1000;
 /// Allocates of free replicas, after some that warm up.
 const ALLOCATES: usize = 1000;

@@ -14,7 +14,6 @@ use crate::world::World;
 
 /// Replicas of the only GPU: as many pods as a node runs.
 const REPLICAS: usize = 64;
-/// Starts of the plugin.
 const STARTS: usize = 20;
 /// Allocates, after some that warm up.
 const ALLOCATES: usize = 3000;
@@ -58,7 +57,6 @@ async fn see(node: &Node) -> anyhow::Result<()> {
     ask(&node.api().await?).await
 }
 
-/// Asks for everything that the JSON API has.
 pub async fn ask(endpoints: &[Endpoint]) -> anyhow::Result<()> {
     let whole = Route::ALL.into_iter().filter(|r| !r.lasts() && *r != Route::Explain);
     for route in whole.cycle().take(LOOKS * Route::ALL.len()) {

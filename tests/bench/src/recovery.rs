@@ -17,10 +17,8 @@ use crate::world::{Account, CONTEXT, World};
 /// Processes killed while they hold memory of one API.
 const KILLS: usize = 10;
 const HELD: u64 = 1 << 30;
-/// How long the driver may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Measures it for memory of each API.
 pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let mut by_api = serde_json::Map::new();
     let mut worst = 0.0f64;

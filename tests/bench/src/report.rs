@@ -5,7 +5,6 @@ use serde_json::{Map, Value, json};
 
 use crate::stats::{Pair, Sample};
 
-/// A figure with its target.
 #[derive(Clone, Debug)]
 struct Row {
     key: String,
@@ -16,7 +15,6 @@ struct Row {
     reached: bool,
 }
 
-/// Everything measured so far.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     rows: Vec<Row>,

@@ -22,7 +22,6 @@ const INTERVAL: Duration = Duration::from_secs(15);
 /// Scrapes under load, one a second.
 const SCRAPES: usize = 60;
 
-/// Measures both.
 pub fn run(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let setup = Setup::new(world, "soak", GPUS, REPLICAS)?;
     let (idle, scrapes) = node::runtime()?.block_on(async {

@@ -1,6 +1,5 @@
 //! Robust statistics: medians and quartiles, so that one preempted batch changes nothing.
 
-/// Sorted values.
 #[derive(Clone, Debug, Default)]
 pub struct Sample(Vec<f64>);
 
@@ -50,12 +49,10 @@ impl Sample {
         self.0[..kept].iter().sum::<f64>() / number
     }
 
-    /// Distance between the quartiles.
     pub fn spread(&self) -> f64 {
         self.quantile(0.75) - self.quantile(0.25)
     }
 
-    /// How many values.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -83,7 +80,6 @@ impl Pair {
         }
     }
 
-    /// Median with the shim − median without.
     pub fn overhead(&self) -> f64 {
         self.hooked.median() - self.bare.median()
     }

@@ -72,7 +72,6 @@ impl World {
         Ok(Err(again.status().context("cannot run this program again")?))
     }
 
-    /// A path in the machine's directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
@@ -89,7 +88,6 @@ impl World {
         lines[lines.len().saturating_sub(5)..].join("\n")
     }
 
-    /// What the simulator's libraries need of the environment.
     pub fn envs(&self) -> [(&'static str, PathBuf); 3] {
         [
             ("LD_LIBRARY_PATH", artefacts().sim_dir()),
@@ -152,7 +150,6 @@ pub fn alternate<const N: usize>(
     Ok(values.map(|[bare, hooked]| Pair::new(bare, hooked)))
 }
 
-/// The numbers that a command prints.
 pub fn printed<const N: usize>(mut command: Command) -> anyhow::Result<[f64; N]> {
     let output = command.stderr(Stdio::inherit()).output()?;
     anyhow::ensure!(output.status.success(), "{command:?} failed: {}", output.status);
@@ -192,7 +189,6 @@ pub struct Account {
 }
 
 impl Account {
-    /// Opens NVML on the machine that this process runs in.
     pub fn open() -> anyhow::Result<Self> {
         let library = artefacts().libnvml();
         Ok(Self { nvml: Nvml::builder().lib_path(library.as_os_str()).init()? })

@@ -140,7 +140,6 @@ impl Cluster {
         command
     }
 
-    /// Stops or starts the kubelet of `node`.
     pub fn kubelet(&self, node: &str, what: Kubelet) -> Result<()> {
         let (own, verb) = match what {
             Kubelet::Stop => ("kubelet-stop", "stop"),

@@ -19,9 +19,7 @@ use crate::wait::{self, Look};
 
 /// The plugin's namespace and the DaemonSet's name, as in the manifest.
 pub const PLUGIN_NAMESPACE: &str = "tessera";
-/// The tenants' namespace.
 pub const NAMESPACE: &str = "tessera-e2e";
-/// The extended resource.
 pub const RESOURCE: &str = "tessera.dev/gpu";
 /// Where the node keeps the simulated driver and its state.
 pub const SIM_ON_NODE: &str = "/var/lib/tessera-e2e";
@@ -38,7 +36,6 @@ pub const CONTEXT_BYTES: u64 = 64 << 20;
 /// API server's proxy, as in the manifest.
 const SERVED: &str = "\n[api]\nlisten = \":9481\"\nauthorisation = \"kubernetes\"\n";
 
-/// The configuration of the plugin as it was deployed.
 pub fn as_deployed() -> String {
     format!("{CONFIG}{SERVED}")
 }
@@ -120,17 +117,14 @@ impl<'a> Plugin<'a> {
         self.offers.load(Ordering::Relaxed)
     }
 
-    /// Sets [`Plugin::offers`].
     pub fn set_offers(&self, replicas: u64) {
         self.offers.store(replicas, Ordering::Relaxed);
     }
 
-    /// Waits until the node offers [`Plugin::offers`].
     pub fn wait_until_offered(&self) -> Result<()> {
         self.wait_for_replicas(self.offers())
     }
 
-    /// Waits until the node offers `count` replicas.
     pub fn wait_for_replicas(&self, count: u64) -> Result<()> {
         wait::until(&format!("the node offers {count} replicas"), READY, || {
             let now = self.allocatable()?;
@@ -163,7 +157,6 @@ impl<'a> Plugin<'a> {
         Ok(pods.iter().map(state).collect::<Vec<_>>().join(", "))
     }
 
-    /// The name of the plugin's one pod.
     pub fn pod(&self) -> Result<String> {
         match &self.pods()?[..] {
             [pod] => Ok(pod["metadata"]["name"].as_str().unwrap_or_default().to_owned()),
@@ -171,7 +164,6 @@ impl<'a> Plugin<'a> {
         }
     }
 
-    /// Runs a command in the plugin's container.
     pub fn exec(&self, command: &[&str]) -> Result<String> {
         self.try_exec(command)?.success(&command.join(" "))
     }
@@ -181,7 +173,6 @@ impl<'a> Plugin<'a> {
         self.kubectl.try_exec([PLUGIN_NAMESPACE, &self.pod()?, "tessera"], command)
     }
 
-    /// What `tessera status -o json` says.
     pub fn status(&self) -> Result<Value> {
         let text = self.exec(&["tessera", "status", "-o", "json"])?;
         serde_json::from_str(&text).with_context(|| text.clone())
@@ -227,7 +218,6 @@ impl<'a> Plugin<'a> {
         }]}))
     }
 
-    /// The command of a supervised plugin.
     pub fn supervised() -> Value {
         let script = format!(
             "trap 'kill $p; wait $p; exit 0' TERM
@@ -243,7 +233,6 @@ impl<'a> Plugin<'a> {
         json!(["sh", "-c", script])
     }
 
-    /// The pod template's specification.
     pub fn template(&self) -> Result<Value> {
         let set = self.kubectl.get(&["daemonset/tessera", "-n", PLUGIN_NAMESPACE])?;
         Ok(set["spec"]["template"]["spec"].clone())
@@ -260,7 +249,6 @@ impl<'a> Plugin<'a> {
         self.kubectl.run(&["patch", "-n", PLUGIN_NAMESPACE, set, "-p", &patch]).map(drop)
     }
 
-    /// Waits until the DaemonSet's one pod is of the newest template and ready.
     pub fn wait_for_roll_out(&self) -> Result<()> {
         wait::until("the rolling update is done", READY, || {
             let pods = self.pods_that_stay()?.len();

@@ -40,7 +40,6 @@ impl Suite<'_> {
         self.cluster.on_host(&self.node, &format!("{head}\n{script}"))
     }
 
-    /// Sends the plugin a signal: `STOP`, `CONT`, `KILL`.
     pub fn signal_plugin(&self, signal: &str) -> Result<()> {
         let script = format!("p=$(serving); [ -n \"$p\" ] && kill -{signal} $p");
         self.host(&script).map(drop)
@@ -55,7 +54,6 @@ impl Suite<'_> {
         })
     }
 
-    /// Lets the plugin come back, and does not wait for it.
     pub fn release_plugin(&self) -> Result<()> {
         self.host(&format!("rm -f {HOLD}")).map(drop)
     }

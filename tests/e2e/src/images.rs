@@ -20,7 +20,6 @@ pub const SIM_DIR: &str = "/opt/simgpu";
 const KIND: [(&str, &str); 2] =
     [("plugin", "localhost/tessera:dev"), ("simulator", "localhost/tessera-simulator:dev")];
 
-/// Puts the images of deploy/examples/kind on the nodes.
 pub fn load_kind(cluster: &Cluster, repo: &Path, artefacts: &Path) -> Result<()> {
     let work = tempfile::tempdir()?;
     for (name, image) in KIND {

@@ -18,7 +18,6 @@ use crate::wait::{self, Look};
 
 use crate::cases::delivery::check_fill;
 
-/// Between two looks at what is sold.
 const BETWEEN_SAMPLES: Duration = Duration::from_millis(500);
 
 /// A server and a quiet container that nothing may disturb, and an eye on what is sold.

@@ -14,7 +14,6 @@ use crate::wait::{self, Look};
 /// No single request takes longer on a healthy cluster.
 const REQUEST: Duration = Duration::from_secs(60);
 
-/// How to call kubectl.
 #[derive(Clone, Debug)]
 pub struct Kubectl {
     program: PathBuf,
@@ -22,7 +21,6 @@ pub struct Kubectl {
 }
 
 impl Kubectl {
-    /// A kubectl for one cluster.
     pub fn new(program: PathBuf, kubeconfig: PathBuf) -> Self {
         Self { program, kubeconfig }
     }
@@ -67,7 +65,6 @@ impl Kubectl {
         serde_json::from_str(&text).context("kubectl get -o json")
     }
 
-    /// The objects of a list.
     pub fn items(&self, args: &[&str]) -> Result<Vec<Value>> {
         match self.get(args)?["items"].take() {
             Value::Array(items) => Ok(items),
@@ -75,7 +72,6 @@ impl Kubectl {
         }
     }
 
-    /// Standard output of a command that is fed an object and has to succeed.
     pub fn feed(&self, args: &[&str], object: &Value) -> Result<String> {
         let output = self.try_run(args, Some(&object.to_string()))?;
         output.success(&format!("kubectl {}", args.join(" ")))
@@ -117,7 +113,6 @@ impl Kubectl {
         self.forget_pods(namespace)
     }
 
-    /// Creates or updates objects.
     pub fn apply(&self, object: &Value) -> Result<()> {
         self.feed(&["apply", "-f", "-"], object).map(drop)
     }
@@ -141,7 +136,6 @@ impl Kubectl {
         self.feed(&["create", "-f", "-"], &list).map(drop)
     }
 
-    /// Deletes what this describes, if it is there.
     pub fn delete(&self, object: &Value) -> Result<()> {
         let delete = ["delete", "-f", "-", "--ignore-not-found", "--timeout=50s"];
         self.feed(&delete, object).map(drop)
@@ -171,13 +165,11 @@ pub struct Applied<'a> {
 }
 
 impl<'a> Applied<'a> {
-    /// Creates or changes it.
     pub fn new(kubectl: &'a Kubectl, object: Value) -> Result<Self> {
         kubectl.apply(&object)?;
         Ok(Self { kubectl, object })
     }
 
-    /// A namespace with this label.
     pub fn namespace(kubectl: &'a Kubectl, name: &str, label: (&str, &str)) -> Result<Self> {
         let mut namespace = namespace(name);
         namespace["metadata"]["labels"][label.0] = json!(label.1);

@@ -126,12 +126,10 @@ fn chosen(options: &Options) -> Result<Vec<&'static Case>> {
     Ok(chosen)
 }
 
-/// What `TESSERA_E2E_SEED` says, or the clock.
 fn seed() -> Result<u64> {
     number_of("TESSERA_E2E_SEED", SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs())
 }
 
-/// A number of the environment.
 fn number_of(name: &str, default: u64) -> Result<u64> {
     env::var(name).map_or(Ok(default), |text| Ok(text.parse()?))
 }

@@ -25,7 +25,6 @@ pub struct Desk {
     whole: Value,
 }
 
-/// Somebody with a kubeconfig.
 #[derive(Clone, Debug)]
 pub struct Person {
     program: PathBuf,

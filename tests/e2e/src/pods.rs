@@ -16,7 +16,6 @@ const START: Duration = wait::LIMIT;
 /// Waits for commands.
 const IDLE: [&str; 2] = ["sleep", "2147483647"];
 
-/// A container of a pod that is being described.
 #[derive(Clone, Debug)]
 pub struct Container(Value);
 
@@ -83,9 +82,7 @@ impl Container {
 /// What becomes of a container that ends, in Kubernetes' words.
 #[derive(Clone, Copy, Debug)]
 pub enum Restart {
-    /// It is started again.
     Always,
-    /// The pod is over.
     Never,
 }
 
@@ -96,7 +93,6 @@ pub struct Pod<'a> {
 }
 
 impl<'a> Pod<'a> {
-    /// A pod that exists already.
     pub fn named(kubectl: &'a Kubectl, name: &str) -> Self {
         Self { kubectl, name: name.to_owned() }
     }
@@ -107,7 +103,6 @@ impl<'a> Pod<'a> {
         Ok(Self::named(kubectl, pod["metadata"]["name"].as_str().context("a name")?))
     }
 
-    /// Creates a pod and does not wait for it.
     pub fn create(
         kubectl: &'a Kubectl,
         name: &str,
@@ -147,7 +142,6 @@ impl<'a> Pod<'a> {
         })
     }
 
-    /// Waits until every container runs.
     pub fn wait_until_running(&self) -> Result<()> {
         wait::until(&format!("pod {} runs", self.name), START, || {
             let status = self.status()?;
@@ -172,7 +166,6 @@ impl<'a> Pod<'a> {
         Ok(())
     }
 
-    /// Restarts of the first container, and its id.
     pub fn incarnation(&self) -> Result<(u64, String)> {
         let status = self.status()?;
         let first = &status["containerStatuses"][0];
@@ -237,7 +230,6 @@ impl<'a> Pod<'a> {
         })
     }
 
-    /// Deletes it without waiting.
     pub fn delete(&self) -> Result<()> {
         self.kubectl.run(&["delete", "pod", "-n", NAMESPACE, &self.name, "--wait=false"]).map(drop)
     }
@@ -250,7 +242,6 @@ impl<'a> Pod<'a> {
         })
     }
 
-    /// Deletes it and waits until it is gone.
     pub fn end(&self) -> Result<()> {
         self.delete()?;
         self.wait_until_gone()
@@ -334,10 +325,8 @@ pub fn is_over(status: &Value) -> bool {
     status["phase"] == "Succeeded" || status["phase"] == "Failed"
 }
 
-/// What one process sees of one GPU.
 #[derive(Clone, Debug)]
 pub struct GpuView {
-    /// `cuDeviceGetUuid`.
     pub uuid: String,
     /// `cuMemGetInfo`'s free bytes.
     pub free: u64,

@@ -10,14 +10,11 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// What a finished process left.
 #[derive(Clone, Debug)]
 pub struct Output {
     /// Exit status; `None` when a signal ended it.
     pub code: Option<i32>,
-    /// Standard output.
     pub stdout: String,
-    /// Standard error.
     pub stderr: String,
 }
 

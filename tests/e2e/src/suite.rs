@@ -13,15 +13,12 @@ use crate::wait::{self, Look};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// The deployed plugin and the cluster under it.
 #[derive(Debug)]
 pub struct Suite<'a> {
     pub cluster: &'a Cluster,
     pub kubectl: &'a Kubectl,
     pub repo: &'a Path,
-    /// What `make build` made.
     pub artefacts: &'a Path,
-    /// The node that the plugin was put on.
     pub node: String,
     pub plugin: Plugin<'a>,
 }
@@ -199,7 +196,6 @@ impl<'a> Server<'a> {
         Container::new("main", shares, &command)
     }
 
-    /// A running pod of [`Server::container`].
     pub fn serving(pod: Pod<'a>) -> Result<Self> {
         pod.wait_for_event("main", "progress")?;
         let incarnation = pod.incarnation()?;

@@ -56,7 +56,6 @@ pub fn catch_interrupts() -> Result<()> {
     Ok(())
 }
 
-/// Whether somebody asked the run to end.
 pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
@@ -66,7 +65,6 @@ pub fn resume() {
     INTERRUPTED.store(false, Ordering::Relaxed);
 }
 
-/// Looks until the condition holds.
 pub fn until<T>(
     what: &str,
     limit: Duration,

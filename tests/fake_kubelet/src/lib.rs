@@ -124,7 +124,6 @@ struct State {
     running: Option<servers::Running>,
 }
 
-/// A registered plugin.
 #[derive(Debug)]
 struct Endpoint {
     client: DevicePluginClient<Channel>,
@@ -159,7 +158,6 @@ impl Kubelet {
         Ok(kubelet)
     }
 
-    /// Where plugins put their sockets.
     pub fn device_plugins_dir(&self) -> &Path {
         &self.0.device_plugins_dir
     }
@@ -168,7 +166,6 @@ impl Kubelet {
         &self.0.pod_resources_socket
     }
 
-    /// Changes how plugins are treated from now on.
     pub fn set_behaviour(&self, behaviour: Behaviour) {
         self.0.state().behaviour = behaviour;
     }
@@ -218,7 +215,6 @@ impl Kubelet {
         self.0.state().manager.devices(resource_name)
     }
 
-    /// Devices of a resource that containers hold.
     pub fn held(&self, resource_name: &str) -> BTreeSet<String> {
         let state = self.0.state();
         let of_it = |key: &&Key| key.resource_name == resource_name;
@@ -231,17 +227,14 @@ impl Kubelet {
         self.0.state().manager.healthy(resource_name).len()
     }
 
-    /// Registrations accepted since the start.
     pub fn registrations(&self) -> u64 {
         self.0.state().registrations
     }
 
-    /// Messages received on device streams since the start.
     pub fn lists(&self) -> u64 {
         self.0.state().lists
     }
 
-    /// List calls to pod resources since the start.
     pub fn pod_lists(&self) -> u64 {
         self.0.state().pod_lists
     }

@@ -191,7 +191,6 @@ impl Cuda {
     }
 }
 
-/// An event of the context.
 #[derive(Clone, Copy)]
 pub(crate) struct Event {
     cuda: Cuda,
@@ -323,7 +322,6 @@ fn find(driver: &Driver, wanted: [u8; 16]) -> Result<i32, Exit> {
     Err(Exit::new(exit::DRIVER, "the driver shows no device of that UUID"))
 }
 
-/// How many devices the driver shows.
 pub fn device_count(driver: &Driver) -> Result<i32, CudaError> {
     // SAFETY: a live out-parameter.
     made(|at| unsafe { call!(driver, device_count(at)) })

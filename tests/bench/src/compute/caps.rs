@@ -13,7 +13,6 @@ use super::{Gate, Report, Spec, Timeouts, backlog, graphs};
 const GROUPS: [&[f64]; 2] = [&[10.0, 25.0, 50.0], &[75.0]];
 const TOGETHER: Duration = Duration::from_secs(10);
 
-/// Measures kernels and graphs.
 pub fn run(report: &mut Report, timeouts: &mut Timeouts) -> anyhow::Result<()> {
     let mut detail = Map::new();
     let kernels: fn(f64) -> Spec = |cores| backlog(cores, "200");
@@ -96,7 +95,6 @@ fn off(case: &Case, timeouts: &mut Timeouts) -> anyhow::Result<(f64, f64)> {
     Ok(((got - CAP) / CAP * 100.0, got))
 }
 
-/// Measures the cap beside late neighbours, and the newcomer.
 pub fn late(report: &mut Report, timeouts: &mut Timeouts) -> anyhow::Result<()> {
     let (mut worst, mut detail) = (0.0f64, Map::new());
     for case in cases() {

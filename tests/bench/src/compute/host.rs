@@ -20,7 +20,6 @@ const MEMORY: u64 = 1 << 30;
 /// `memory.context_overhead` of the machine, bytes.
 const CONTEXT: u64 = 32 << 20;
 
-/// An arbiter and its tenants' pages.
 pub struct Host {
     arbiter: Arbiter,
     dirs: Vec<PathBuf>,
@@ -28,7 +27,6 @@ pub struct Host {
 }
 
 impl Host {
-    /// An arbiter without tenants.
     pub fn start(base: &Path) -> anyhow::Result<Self> {
         let arbiter = Arbiter::start(&Leases::default()).context("no arbiter")?;
         Ok(Self { arbiter, dirs: Vec::new(), base: base.to_owned() })
@@ -75,7 +73,6 @@ impl Host {
     }
 }
 
-/// Quota and usage page of one tenant.
 pub fn make_pages(dir: &Path, spec: &Spec) -> Pages {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 100 percent")]
     let cores_millis = (spec.cores * 10.0).round() as u32;

@@ -20,7 +20,6 @@ pub struct Look {
     pub work_ns: Vec<u64>,
 }
 
-/// A stretch of time seen by the judge.
 #[derive(Clone, Debug, Default)]
 pub struct Observation {
     /// At least two.
@@ -43,7 +42,6 @@ impl Groups {
     }
 }
 
-/// Looks on for `length`, beginning now.
 pub fn observe(machine: &Machine, tenants: &[Tenant], length: Duration) -> Observation {
     let mut groups = Groups::default();
     let mut observation = Observation::default();

@@ -19,7 +19,6 @@ context_overhead = "32MiB"
 teardown_ms = 0.0
 "#;
 
-/// The machine, nobody on it yet.
 pub struct Machine {
     session: Session,
     _gpu: GpuThread,
@@ -38,7 +37,6 @@ impl Machine {
         Ok(Self { session, _gpu, dir })
     }
 
-    /// What a process needs of the environment to be on this machine.
     pub fn envs(&self) -> [(&'static str, PathBuf); 3] {
         [
             ("LD_LIBRARY_PATH", artefacts().sim_dir()),

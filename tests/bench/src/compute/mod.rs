@@ -27,7 +27,6 @@ pub const SCENARIOS: [&str; 7] = ["open", "shares", "caps", "late", "busy", "tie
 #[derive(Debug, Default)]
 struct Timeouts(u64);
 
-/// Measures the scenarios that are wanted.
 pub fn run(
     world: &World,
     report: &mut Report,

@@ -16,7 +16,6 @@ const WARM_UP: Duration = Duration::from_millis(500);
 /// not bounded, and would have a thousand in flight before the next one is there.
 pub const SHALLOW_MS: u64 = 300;
 
-/// A machine with running tenants.
 pub struct Stage {
     /// In the order of their specifications.
     pub tenants: Vec<Tenant>,
@@ -25,7 +24,6 @@ pub struct Stage {
     host: Option<Host>,
 }
 
-/// What was seen of a stretch of time.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub account: Observation,
@@ -65,7 +63,6 @@ impl Stage {
         Ok(())
     }
 
-    /// Looks on for `length`.
     pub fn look(&self, length: Duration) -> anyhow::Result<Seen> {
         let cpu = || self.host.as_ref().map_or(Ok(0), Host::arbiter_cpu_ns);
         let before = cpu()?;
@@ -78,7 +75,6 @@ impl Stage {
     }
 }
 
-/// Starts the tenants, looks on, and ends them.
 pub fn watch(tenants: &[Spec], gate: Gate, length: Duration) -> anyhow::Result<Seen> {
     Stage::set(tenants, gate)?.look(length)
 }

@@ -23,7 +23,6 @@ const ROUNDS: usize = 3;
 const SECOND: Duration = Duration::from_secs(1);
 const TEN: Duration = Duration::from_secs(10);
 
-/// Tenants with weights.
 struct Set {
     name: &'static str,
     weights: &'static [f64],

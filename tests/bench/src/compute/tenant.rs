@@ -30,7 +30,6 @@ pub struct Spec {
     pub cores: f64,
     /// Whether its share is its cap, too.
     pub strict: bool,
-    /// Arguments of `tessera-tenant load`.
     pub load: Vec<String>,
     pub processes: u32,
     /// Of two CPUs that its threads would use, how many its container may.
@@ -140,7 +139,6 @@ impl Tenant {
         }
     }
 
-    /// Forgets what was said so far.
     pub fn forget(&self) {
         self.said.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }

@@ -29,7 +29,6 @@ const MACHINE: &str = "[memory]\ncontext_overhead = \"32MiB\"\nteardown_ms = 0.0
     [[gpu]]\nuuid = \"GPU-5e55e4a0-0000-4000-8000-000000000000\"\nmemory = \"8GiB\"\n\
     [[gpu]]\nuuid = \"GPU-5e55e4a0-0000-4000-8000-000000000001\"\nmemory = \"8GiB\"\n";
 
-/// What was seen of one shape.
 #[derive(Clone, Copy, Debug)]
 struct Speeds {
     /// Steps a second without Tessera, alone.
@@ -42,14 +41,12 @@ struct Speeds {
     backlog: f64,
 }
 
-/// Where the programs run.
 struct Place {
     dir: TempDir,
     program: PathBuf,
 }
 
 impl Place {
-    /// Compiles the program.
     fn new() -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("tessera-bench.").tempdir_in("/dev/shm")?;
         std::fs::write(dir.path().join("simgpu.toml"), MACHINE)?;
@@ -130,7 +127,6 @@ impl Drop for Running {
     }
 }
 
-/// Measures all shapes.
 pub fn run(report: &mut Report) -> anyhow::Result<()> {
     let place = Place::new()?;
     let (mut capped, mut beside, mut lost) = (Vec::new(), Vec::new(), Vec::new());

@@ -53,7 +53,6 @@ impl Claim {
         put(suite, "ResourceClaimTemplate", name, &json!({"spec": self.0}))
     }
 
-    /// Creates a claim of this name, for several pods.
     pub fn create(&self, suite: &Suite<'_>, name: &str) -> Result<()> {
         put(suite, "ResourceClaim", name, &self.0)
     }
@@ -68,7 +67,6 @@ fn put(suite: &Suite<'_>, kind: &str, name: &str, spec: &Value) -> Result<()> {
     })])
 }
 
-/// Where a pod's claim comes from.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'n> {
     Template(&'n str),
@@ -93,7 +91,6 @@ pub fn manifest(
     pod
 }
 
-/// Creates a pod with the claim `gpu` and does not wait for it.
 pub fn create<'a>(
     suite: &Suite<'a>,
     name: &str,
@@ -144,13 +141,11 @@ pub fn named(suite: &Suite<'_>, name: &str) -> Result<Value> {
     suite.kubectl.get(&["resourceclaim", name, "-n", NAMESPACE])
 }
 
-/// What the scheduler gave a claim.
 pub fn results(claim: &Value) -> Result<Vec<Value>> {
     let results = claim["status"]["allocation"]["devices"]["results"].as_array();
     results.cloned().with_context(|| format!("not allocated: {claim}"))
 }
 
-/// Waits until the scheduler has said why a pod has no node.
 pub fn wait_until_refused(pod: &Pod<'_>, why: &str) -> Result<()> {
     wait::until(&format!("the scheduler says {why:?}"), wait::LIMIT, || {
         let object = pod.object()?;

@@ -5,7 +5,6 @@ pub mod claims;
 pub mod mode;
 pub mod slices;
 
-/// The driver's name, in slices, claims and parameters.
 pub const DRIVER: &str = "gpu.tessera.dev";
 /// The class of shares, as the chart makes it.
 pub const CLASS: &str = "gpu.tessera.dev";

@@ -40,19 +40,12 @@ const CALL: Duration = Duration::from_secs(45);
 /// Why a pod's claims are not prepared, or not unprepared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DraError {
-    /// Nobody serves the driver.
     #[error("DRA driver {0} is not registered")]
     NotRegistered(String),
     #[error("{call}: {message}")]
     Call { call: &'static str, message: String },
     #[error("{call} failed for ResourceClaim {claim}: {error}")]
-    Claim {
-        call: &'static str,
-        /// The claim's name.
-        claim: String,
-        /// The driver's words.
-        error: String,
-    },
+    Claim { call: &'static str, claim: String, error: String },
     /// The answer names a claim that was not asked for, or leaves one out.
     #[error("{call}: the answer has other claims than were asked for: {uids:?}")]
     OtherClaims { call: &'static str, uids: BTreeSet<String> },
@@ -61,7 +54,6 @@ pub enum DraError {
     OldClaim(String, String),
 }
 
-/// How the stand-in treats drivers.
 #[derive(Clone, Debug)]
 pub struct DraBehaviour {
     /// Registration is refused with these words.
@@ -126,7 +118,6 @@ impl Drop for Plugin {
     }
 }
 
-/// What kubelet remembers of a claim.
 #[derive(Clone, Debug, Default)]
 struct ClaimInfo {
     uid: String,
@@ -151,12 +142,10 @@ impl DraKubelet {
         Ok(kubelet)
     }
 
-    /// Where drivers put their registration sockets.
     pub fn registry(&self) -> &Path {
         &self.0.registry
     }
 
-    /// Changes how drivers are treated from now on.
     pub fn set_behaviour(&self, behaviour: DraBehaviour) {
         self.0.state().behaviour = behaviour;
     }
@@ -195,7 +184,6 @@ impl DraKubelet {
         self.0.state().claims.clear();
     }
 
-    /// Registrations that it accepted since the beginning.
     pub fn registrations(&self) -> u64 {
         self.0.state().registrations
     }
@@ -208,7 +196,6 @@ impl DraKubelet {
         plugins.into_iter().map(|(path, _)| path.clone()).collect()
     }
 
-    /// Where the newest plugin serves.
     pub fn endpoint(&self) -> Option<PathBuf> {
         let state = self.0.state();
         let newest = state.plugins.values().max_by_key(|plugin| plugin.order)?;
@@ -234,7 +221,6 @@ impl DraKubelet {
         self.0.state().health.all()
     }
 
-    /// Messages of health streams since the beginning.
     pub fn health_messages(&self) -> u64 {
         self.0.state().health.messages()
     }
@@ -312,7 +298,6 @@ fn key(claim: &ClaimName) -> (String, String) {
     (claim.namespace.clone(), claim.name.clone())
 }
 
-/// What a call answers, in the time that kubelet gives it.
 async fn in_time<T>(
     call: &'static str,
     work: impl Future<Output = Result<T, tonic::Status>>,
@@ -346,7 +331,6 @@ impl Inner {
         DraError::NotRegistered(self.driver.clone())
     }
 
-    /// To the newest plugin.
     fn channel(&self) -> Option<Channel> {
         let state = self.state();
         let newest = state.plugins.values().max_by_key(|plugin| plugin.order)?;
