@@ -4,25 +4,59 @@
 //! `cuArrayGetMemoryRequirements` says, but only of arrays made with
 //! `CUDA_ARRAY3D_DEFERRED_MAPPING`, which own no memory yet (CUDA Driver API, "Memory Management").
 //! So a twin with that flag is made first, asked, and destroyed; the answer is reserved, and the
-//! array itself made. Where there is no answer (an older driver, or a combination of flags that can't be
-//! deferred), what the shape may take at most is charged. Arrays are kept among the allocations: a
-//! handle is a host address, which no device pointer is.
+//! array itself made. Answers are kept, because programs make arrays of few shapes. Where there is
+//! no answer (an older driver, or a combination of flags that can't be deferred), what the shape
+//! may take at most is charged. Arrays are kept among the allocations: a handle is a host address, which
+//! no device pointer is.
 #![allow(non_snake_case, reason = "hooks carry the driver's own names")]
 
 use crate::memory::{Ask, Made, Width, charge};
 use crate::place::{self, current_device};
 use crate::quota;
 use crate::real::{self, Real};
+use crate::state::Process;
 use crate::thread::{Answer, Call, entered, tenant};
 use core::ffi::c_uint;
 use core::ptr;
 use tessera_cuda::types::*;
 use tessera_region::layout::Kind;
 
-/// How many bytes an array of `shape` takes in the current context.
-fn size_of(shape: &Shape) -> u64 {
-    // Without a device or memory, too: the call itself will say so.
-    ask(shape).unwrap_or_else(|_| shape.estimate())
+const REMEMBERED: usize = 32;
+
+/// The last shapes asked for, oldest replaced first.
+#[derive(Debug, Default)]
+pub struct Sizes {
+    known: [Option<(u8, Shape, u64)>; REMEMBERED],
+    next: usize,
+}
+
+impl Sizes {
+    fn find(&self, gpu: u8, shape: &Shape) -> Option<u64> {
+        let known = self.known.iter().flatten().find(|(on, of, _)| *on == gpu && of == shape);
+        known.map(|(.., bytes)| *bytes)
+    }
+
+    fn remember(&mut self, gpu: u8, shape: Shape, bytes: u64) {
+        self.known[self.next] = Some((gpu, shape, bytes));
+        self.next = (self.next + 1) % REMEMBERED;
+    }
+}
+
+/// How many bytes an array of `shape` takes in the current context, which is on `gpu`.
+fn size_of(process: &'static Process, gpu: u8, shape: &Shape) -> u64 {
+    if let Some(bytes) = process.array_sizes.lock().find(gpu, shape) {
+        return bytes;
+    }
+    let (bytes, lasting) = match ask(shape) {
+        Ok(bytes) => (bytes, true),
+        // Other errors may pass: no memory, no context.
+        Err(CUDA_ERROR_INVALID_VALUE | CUDA_ERROR_NOT_SUPPORTED) => (shape.estimate(), true),
+        Err(_) => (shape.estimate(), false),
+    };
+    if lasting {
+        process.array_sizes.lock().remember(gpu, *shape, bytes);
+    }
+    bytes
 }
 
 /// Asks the driver, by way of a twin without memory.
@@ -93,7 +127,10 @@ unsafe fn create<N: Width>(
         return call();
     }
     let Some(place) = place::current(process).or_refuse(process, name)? else { return call() };
-    let bytes = size_of(&shape);
+    let bytes = match place.gpu {
+        Some(gpu) => size_of(process, gpu, &shape),
+        None => shape.estimate(),
+    };
     let ask = Ask { name, kind: Kind::Array, asked: bytes, most: bytes };
     // SAFETY: the driver wrote the handle when it succeeded.
     let array = || unsafe { *handle };
@@ -227,6 +264,21 @@ impl Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_shapes_are_remembered_by_gpu() {
+        let mut sizes = Sizes::default();
+        let of = |width| shape([width, 1, 0], 1, 1);
+        for width in 0..REMEMBERED + 1 {
+            let bytes = width as u64;
+            sizes.remember(0, of(width), bytes);
+        }
+        assert_eq!(sizes.find(0, &of(0)), None, "the oldest made room");
+        assert_eq!(sizes.find(0, &of(1)), Some(1));
+        assert_eq!(sizes.find(1, &of(1)), None, "another GPU");
+        let levels = Shape { levels: Some(1), ..of(1) };
+        assert_eq!(sizes.find(0, &levels), None, "a mipmap is no array");
+    }
 
     const UINT8: CUarray_format = 0x01;
     const FLOAT: CUarray_format = 0x20;

@@ -14,6 +14,7 @@
 //! lock, descriptor or slot, nor a lock that another thread of its parent held while it forked.
 
 use crate::allocations::Allocations;
+use crate::arrays;
 use crate::attach::{self, Found, Pages, Sockets};
 use crate::contexts::Contexts;
 use crate::gate::{self, local::Local};
@@ -72,6 +73,7 @@ pub struct Process {
     pub contexts: Contexts,
     pub allocations: Allocations,
     pub pools: Pools,
+    pub(crate) array_sizes: Spin<arrays::Sizes>,
     pub graphs: Graphs,
     pub vmm: Vmm,
     pub shares: Shares,
@@ -243,6 +245,7 @@ fn arm(again: bool) -> Standing {
         contexts: Contexts::default(),
         allocations: Allocations::default(),
         pools: Pools::new(),
+        array_sizes: Spin::default(),
         graphs: Graphs::default(),
         vmm: Vmm::default(),
         shares: Shares::default(),
