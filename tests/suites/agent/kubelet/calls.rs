@@ -27,6 +27,36 @@ async fn sends_changes_in_bursts_as_one_message() {
     bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
 }
 
+#[tokio::test]
+async fn calls_reach_the_plugin_in_kubelets_order() {
+    let node = Node::new().await;
+    let plugin = node.plugin(4);
+    bounded(node.kubelet.wait_allocatable(GPU, 4)).await;
+    let pod = Pod::new("default", "llm")
+        .with_init(Container::new("fetch").asking(GPU, 1))
+        .with(Container::new("server").asking(GPU, 2));
+    let admitted = bounded(node.kubelet.run(&pod)).await.unwrap();
+    // The test's plugin prefers the highest ids.
+    assert_eq!(admitted[0].device_ids, ["replica-3"]);
+    assert_eq!(admitted[1].device_ids, ["replica-2", "replica-3"]);
+    assert_eq!(
+        plugin.calls(),
+        [
+            "preferred 1 of replica-0 replica-1 replica-2 replica-3 with ",
+            "allocate replica-3",
+            "preferred 2 of replica-0 replica-1 replica-2 replica-3 with replica-3",
+            "allocate replica-2 replica-3",
+            "pre_start replica-3",
+            "pre_start replica-2 replica-3",
+        ]
+    );
+    assert_eq!(admitted[1].response.envs["REPLICAS"], "replica-2 replica-3");
+    // A container that starts again keeps its devices.
+    let options = bounded(node.kubelet.start_container(&pod, "server")).await.unwrap();
+    assert_eq!(options.envs["REPLICAS"], "replica-2 replica-3");
+    assert_eq!(plugin.calls().last().unwrap(), "pre_start replica-2 replica-3");
+}
+
 /// Kubelet closes its client when the stream ends, and so would lose the answer.
 #[tokio::test]
 async fn a_plugin_that_ends_answers_what_it_was_asked_before_its_stream_ends() {

@@ -207,6 +207,41 @@ fn machine() -> (SimGpu, Pages) {
     (sim, pages)
 }
 
+#[test]
+fn what_fits_waits_for_a_killed_processs_memory() {
+    let (sim, pages) = machine();
+    for recovered_by_the_plugin in [false, true] {
+        let mut survivor = start(&sim, &pages);
+        let mut victim = start(&sim, &pages);
+        victim.must("alloc 629145600");
+        victim.kill();
+        let killed = Instant::now();
+        if recovered_by_the_plugin {
+            pages.usage().recover_dead().expect("a writable usage page");
+        }
+        survivor.must("alloc 629145600");
+        assert!(killed.elapsed() >= TEARDOWN / 2, "the driver had it back at once");
+        assert_eq!(pages.charged(0), 600 * MIB);
+    }
+}
+
+#[test]
+fn what_fits_waits_for_a_neighbours_killed_process() {
+    let (sim, pages) = machine();
+    let other = Pages::create(&[(sim.uuid(0), 900 * MIB)]);
+    let mut survivor = start(&sim, &pages);
+    for neighbour_is_looked_at in [false, true] {
+        let mut victim = start(&sim, &other);
+        victim.must("alloc 629145600");
+        victim.kill();
+        if neighbour_is_looked_at {
+            other.usage().recover_dead().expect("a writable usage page");
+        }
+        let pointer = survivor.must("alloc 629145600");
+        survivor.must(&format!("free {pointer}"));
+    }
+}
+
 /// A GPU whose driver takes `teardown_ms` for what died, 900 MiB of it full, and the pages of one who needs 600.
 fn full(teardown_ms: u32, dies: bool) -> (SimGpu, Pages, Conversation, Conversation) {
     let sim = gpu(1, teardown_ms);

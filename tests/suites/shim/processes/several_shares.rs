@@ -141,6 +141,56 @@ fn a_share_that_two_containers_have_is_one_quota() {
 }
 
 #[test]
+fn processes_and_threads_that_race_for_overlapping_shares_get_what_there_is() {
+    let (sim, container) = twins(50);
+    let alone = container.dir.path().join(id(1));
+    for round in 0..4 {
+        let mut tenants =
+            [container.tenant(&sim), container.tenant(&sim), container.tenant_in(&alone, &sim)];
+        // 3 × 8 × 6 MiB are more than 100; churning on the way.
+        let command = if round % 2 == 0 { "race 8 6291456" } else { "churn 40 6291456" };
+        tenants.iter_mut().for_each(|tenant| tenant.send(command));
+        let got: Vec<_> = tenants.iter_mut().map(|tenant| tenant.reply(command)).collect();
+        assert!(got.iter().all(|reply| reply.result == 0), "{got:?}");
+        if round % 2 == 0 {
+            let granted: u64 = got.iter().map(|reply| reply.values[0]).sum();
+            assert_eq!(granted * 6, container.charged().iter().sum::<u64>(), "{got:?}");
+            // What is left beside them is less than one for those that have both.
+            assert!((15..=16).contains(&granted), "{got:?}");
+            let [one, two] = [0, 1].map(|at| container.shares[at].charged(0));
+            assert!(one <= 50 * MIB && two <= 50 * MIB);
+        } else {
+            assert!(got.iter().all(|reply| reply.values == [40, 0]), "nobody was in need: {got:?}");
+        }
+        // Killed in the middle of something.
+        tenants.iter_mut().for_each(|tenant| tenant.send("churn 100000 6291456"));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        tenants.iter_mut().for_each(Conversation::kill);
+    }
+    let mut last = container.tenant(&sim);
+    alloc(&mut last, 100);
+    assert_eq!(container.charged(), [50, 50]);
+}
+
+#[test]
+fn a_limit_of_one_share_moves_while_it_is_used() {
+    let (sim, container) = twins(20);
+    let mut tenant = container.tenant(&sim);
+    alloc(&mut tenant, 30);
+    container.shares[1].quota.set_memory_limit(0, 40 * MIB);
+    assert_eq!(tenant.ask("info").values, [30 * MIB, 60 * MIB]);
+    let more = alloc(&mut tenant, 30);
+    is_refused(&mut tenant, 2);
+    container.shares[0].quota.set_memory_limit(0, 10 * MIB);
+    assert_eq!(tenant.ask("info").values, [0, 50 * MIB]);
+    tenant.must(&format!("free {more}"));
+    // The first share has twice what it may; that takes nothing from the second.
+    assert_eq!(tenant.must("info"), 30 * MIB);
+    alloc(&mut tenant, 30);
+    is_refused(&mut tenant, 2);
+}
+
+#[test]
 fn a_forked_child_has_the_shares_and_a_slot_of_its_own_in_each() {
     let (sim, container) = twins(20);
     let program = Preloaded::new(compile_c("calls")).sim(&sim);
