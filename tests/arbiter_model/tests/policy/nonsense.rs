@@ -135,7 +135,7 @@ proptest! {
             gates.carry_out(&mut policy, now)?;
             blames_none_without_a_neighbour(&before, &policy.tenants(now))?;
         }
-        // Everybody wants, and drains when closed: everybody is granted, gangs and late ones too.
+        // Everybody wants, with a CPU to say so, and drains when closed: everybody is granted, gangs and late ones too.
         now += 5 * SECOND;
         let ids: Vec<TenantId> = policy.tenants(now).iter().map(|view| view.tenant).collect();
         for &id in &ids {
@@ -150,6 +150,7 @@ proptest! {
                     policy.drained(now, id, None);
                     gates.carry_out(&mut policy, now)?;
                     policy.want(now, id);
+                    policy.awake(now, id);
                     gates.carry_out(&mut policy, now)?;
                 }
             }
