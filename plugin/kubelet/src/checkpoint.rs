@@ -1,8 +1,8 @@
 //! Which pods hold what, with their UIDs, by kubelet's device checkpoint.
 //!
 //! Kubelet writes `kubelet_internal_checkpoint` in the device-plugin directory whenever a plugin lists its devices or a pod
-//! gets some (`pkg/kubelet/cm/devicemanager/manager.go`). The format is kubelet's own, so this is a hint: what cannot be
-//! read is no answer.
+//! gets some (`pkg/kubelet/cm/devicemanager/manager.go`). The format is kubelet's own, so this is a hint: from a
+//! file that cannot be read nothing is learnt.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -246,7 +246,7 @@ async fn converse(
                     continue;
                 }
             }
-            None => debug!("a packet on a session is no message"),
+            None => debug!("a packet on a session is not a message"),
         }
         garbage += 1;
         let dropped = garbage >= tenant::MAX_GARBAGE;

@@ -7,8 +7,8 @@
 //! | 4 | 4 | message |
 //! | 8 | 56 | payload, per message; bytes it does not use are zero |
 //!
-//! Integers are little-endian. Both ends believe nothing: a packet of another length, an unknown
-//! message, a value out of range or a byte that should be zero is no message.
+//! Integers are little-endian. Both ends believe nothing: they drop a packet of another length, an
+//! unknown message, a value out of range, and a byte that should be zero and is not.
 
 use crate::abi;
 use crate::layout::{ABI_VERSION, MAX_GPUS, SLOTS};

@@ -61,7 +61,7 @@ pub fn in_own_process(test: &str) -> bool {
     false
 }
 
-/// A thread that is told to end, and waited for, when this is dropped.
+/// A thread. Dropping this tells it to end, and waits for that.
 #[derive(Debug)]
 pub struct Background {
     stop: Arc<AtomicBool>,

@@ -1,4 +1,4 @@
-//! Tenants that lie, flood, or send what is no message.
+//! Tenants that lie, flood, or send packets that are not messages.
 
 use std::time::Duration;
 

@@ -65,7 +65,7 @@ fn who_launched_before_there_was_an_arbiter_is_awaited_at_its_first_closing() {
     let drained = arbiter.hears_in_time(|message| !matches!(message, Message::Idle { .. }));
     assert!(matches!(drained, Message::Drained { gpu: 0, epoch: 1, .. }), "{drained:?}");
     assert_eq!(tenant.must("query 1"), 0, "complete");
-    assert!(stage.sim.worked(0, tenant.pid()).ns >= 600_000_000, "the stream that is no more, too");
+    assert!(stage.sim.worked(0, tenant.pid()).ns >= 600_000_000, "the stream that has ended, too");
     arbiter.set(GATE_SOLO);
     tenant.must("turns 1 kernel 1 1 1");
     arbiter.close();
