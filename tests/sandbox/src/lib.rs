@@ -45,7 +45,6 @@ const UNAVAILABLE: u8 = 69;
 /// Arguments of `tessera sandbox`.
 #[derive(Debug, clap::Args)]
 #[command(
-    args_conflicts_with_subcommands = true,
     after_help = "Examples:\n  tessera sandbox\n  tessera sandbox --layout 4x8 --memory 80Gi\n  \
     tessera sandbox -c my-config.toml --gpu-name 'NVIDIA H100 80GB HBM3' --memory 80Gi\n  \
     tessera sandbox -- sh try.sh\n  tessera sandbox run chat --load serve     (in its shell, or another terminal)\n\n\
@@ -75,6 +74,21 @@ pub struct Args {
     run: Vec<OsString>,
     #[command(subcommand)]
     command: Option<Command>,
+}
+
+impl Args {
+    /// An option that was given and means nothing to a sandbox that runs already.
+    fn of_a_start(&self) -> Option<&'static str> {
+        let default = Layout { nodes: 1, gpus: 2 };
+        let given = [
+            ("layout", self.layout != default),
+            ("memory", self.memory.is_some()),
+            ("gpu-name", self.gpu_name != "Simulated GPU"),
+            ("mig", !self.mig.is_empty()),
+            ("dra", self.dra),
+        ];
+        given.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
+    }
 }
 
 /// What this program does for itself, started again by a sandbox.
@@ -120,6 +134,12 @@ pub fn again(again: Again) -> anyhow::Result<ExitCode> {
 /// Starts a sandbox and stays up, or asks one that runs. `config` is the file that the user named.
 pub fn main(args: Args, config: Option<&Path>) -> anyhow::Result<ExitCode> {
     if let Some(command) = &args.command {
+        if let Some(option) = args.of_a_start() {
+            eprintln!(
+                "--{option} is for a sandbox that starts, and a command is for one that runs: leave out one of them"
+            );
+            return Ok(ExitCode::from(USAGE));
+        }
         let text = match asked(args.dir.as_deref(), command) {
             Ok(text) => text,
             Err(code) => return Ok(code),

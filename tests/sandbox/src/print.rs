@@ -130,7 +130,7 @@ pub fn greeting(sandbox: &Sandbox, has_shell: bool) -> String {
     let _ = write!(
         out,
         "\nPlace pods {here}; `tessera sandbox help` lists all commands:\n  \
-         {} sandbox run chat --load serve{named}\n{} ends{}.",
+         {} sandbox{named} run chat --load serve\n{} ends{}.",
         program(),
         if has_shell { "`exit`" } else { "Ctrl-C" },
         if sandbox.scratch.is_kept() { " it" } else { " and removes everything" }
